@@ -1,0 +1,77 @@
+/*
+ * memfd - anonymous shared memory that is passed between processes.
+ *
+ * Role        creates sealed memfds, and maps ones that a peer has sent after checking them.
+ * Ownership   the caller owns every fd and mapping that is returned
+ * Threads     any
+ * Errors      NO_MEMORY, BUSY (fds exhausted), CORRUPT (a peer's fd is not what it should be),
+ *             SYSTEM
+ * Source      memfd_create(2), fcntl(2) F_ADD_SEALS, madvise(2) MADV_POPULATE_*, MADV_DONTDUMP
+ */
+#ifndef KVIST_SHM_MEMFD_H
+#define KVIST_SHM_MEMFD_H
+
+#include <kvist/error.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum kvist_memfd_access {
+    KVIST_MEMFD_READ,
+    KVIST_MEMFD_WRITE, /* and read */
+};
+
+/**
+ * Create a memfd of a fixed size, sealed against shrinking, growing and further seals,
+ * mode 0400, close-on-exec.
+ *
+ * @param name     at most 12 bytes; shows in /proc, and names the fd in systemd's fd store
+ * @param fd_out   owned by the caller
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err);
+
+/**
+ * Open the same memory read-only, to be sent to a peer that must not write.
+ *
+ * @param fd       borrowed
+ * @param fd_out   owned by the caller; cannot be mapped writable
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_reopen_read_only(int fd, int *fd_out, struct kvist_error *err);
+
+/**
+ * Size of a memfd that a peer has sent, after checking that it is one and that it cannot shrink
+ * under a mapping.
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_check(int fd, uint64_t *bytes_out, struct kvist_error *err);
+
+/**
+ * Map a whole memfd, kept out of core dumps. Huge pages are asked for where the system offers them.
+ *
+ * @param map_out  owned by the caller, give back with kvist_memfd_unmap()
+ */
+KVIST_MUST_USE enum kvist_status kvist_memfd_map(int fd,
+                                                 uint64_t bytes,
+                                                 enum kvist_memfd_access access,
+                                                 void **map_out,
+                                                 struct kvist_error *err);
+
+/** Unmap; NULL is fine. Sets the pointer to NULL. */
+void kvist_memfd_unmap(void **map, uint64_t bytes);
+
+/**
+ * Allocate the pages of a writable mapping (the daemon, once a segment).
+ * In steps of 4 MiB, so that a stop is noticed: `stop` may be NULL.
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_populate(void *map, uint64_t bytes, const _Atomic bool *stop, struct kvist_error *err);
+
+/**
+ * Fill this process's page table for memory that is allocated already; a failure is only slow
+ * later, never wrong.
+ */
+void kvist_memfd_populate_page_table(void *map, uint64_t bytes);
+
+#endif

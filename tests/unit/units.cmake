@@ -1,0 +1,3 @@
+# One line a module, alphabetical.
+kvist_add_unit(base unit/base_test.c kvist_base)
+kvist_add_unit(layout unit/layout_test.c kvist_base)
