@@ -1,0 +1,1 @@
+"""What the engine tests are built of: daemons, engines, servers, prompts, reference outputs."""
