@@ -8,6 +8,7 @@
 #define KEY_SOURCE_BYTES_MAX 4096U
 #define IDENTITY_DOMAIN      "kvist identity 1"
 #define TENANT_FIELD         "tenant"
+#define KEY_TEXT_LENGTH      ((size_t)2 * KVIST_KEY_BYTES)
 
 static enum kvist_status no_crypto(struct kvist_error *err)
 {
@@ -162,11 +163,11 @@ uint64_t kvist_key_tag(const uint8_t key[KVIST_KEY_BYTES])
 void kvist_key_format(const uint8_t key[KVIST_KEY_BYTES], char text_out[2 * KVIST_KEY_BYTES + 1])
 {
     static const char digits[] = "0123456789abcdef";
-    for (unsigned index = 0; index < KVIST_KEY_BYTES; index++) {
+    for (size_t index = 0; index < KVIST_KEY_BYTES; index++) {
         text_out[2 * index] = digits[key[index] >> 4];
         text_out[2 * index + 1] = digits[key[index] & 15U];
     }
-    text_out[2 * KVIST_KEY_BYTES] = '\0';
+    text_out[KEY_TEXT_LENGTH] = '\0';
 }
 
 static int hex_value(char digit)
@@ -186,10 +187,10 @@ static int hex_value(char digit)
 enum kvist_status kvist_key_parse(const char *text, uint8_t key_out[KVIST_KEY_BYTES])
 {
     uint8_t key[KVIST_KEY_BYTES];
-    if (strnlen(text, 2 * KVIST_KEY_BYTES + 1) != 2 * KVIST_KEY_BYTES) {
+    if (strnlen(text, KEY_TEXT_LENGTH + 1) != KEY_TEXT_LENGTH) {
         return KVIST_INVALID;
     }
-    for (unsigned index = 0; index < KVIST_KEY_BYTES; index++) {
+    for (size_t index = 0; index < KVIST_KEY_BYTES; index++) {
         int high = hex_value(text[2 * index]);
         int low = hex_value(text[2 * index + 1]);
         if (high < 0 || low < 0) {

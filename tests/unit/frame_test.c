@@ -324,6 +324,55 @@ static void a_flood_of_small_frames_does_not_grow_the_reader(void)
     expect_none(KVIST_NOT_FOUND);
 }
 
+static void more_frames_with_fds_than_a_reader_keeps(void)
+{
+    enum { COUNT = 50 };
+    uint64_t inodes[COUNT];
+    for (uint32_t index = 0; index < COUNT; index++) {
+        int fd = make_fd(&inodes[index]);
+        put(&index, sizeof(index), &fd, 1);
+        (void)close(fd);
+    }
+    flush();
+    fill_all();
+    fill_all(); /* full: reads nothing */
+    for (uint32_t index = 0; index < COUNT; index++) {
+        expect_frame(&index, sizeof(index), &inodes[index], 1);
+        fill_all();
+    }
+    expect_none(KVIST_NOT_FOUND);
+}
+
+/* The peer lags: the queue moves within its memory, and each fd stays with its frame. */
+static void a_long_queue_keeps_its_fds(void)
+{
+    enum { ROUNDS = 60, ROUND_FRAMES = 30, FRAME_BYTES = 10000 };
+    uint64_t inode = 0;
+    int fd = make_fd(&inode);
+    uint8_t *bytes = calloc(1, FRAME_BYTES);
+    KVIST_TEST_FATAL(bytes != NULL);
+    uint32_t taken = 0;
+    for (uint32_t put_count = 0; taken < ROUNDS * ROUND_FRAMES;) {
+        for (uint32_t frames = 0; frames < ROUND_FRAMES && put_count < ROUNDS * ROUND_FRAMES;
+             frames++, put_count++) {
+            memcpy(bytes, &put_count, sizeof(put_count));
+            put(bytes, FRAME_BYTES, &fd, put_count % 3 == 0 ? 1 : 0);
+        }
+        flush();
+        fill_all();
+        struct kvist_frame frame;
+        while (kvist_frame_reader_next(fixture.reader, &frame, NULL) == KVIST_OK) {
+            KVIST_TEST_FATAL(memcmp(frame.bytes, &taken, sizeof(taken)) == 0);
+            KVIST_TEST_FATAL(frame.fd_count == (taken % 3 == 0 ? 1 : 0));
+            KVIST_TEST_TRUE(frame.fd_count == 0 || take_fd(frame.fds[0]) == inode);
+            taken++;
+            fill_all();
+        }
+    }
+    free(bytes);
+    (void)close(fd);
+}
+
 /* --- A model of random traffic ---------------------------------------------------------------- */
 
 static uint32_t next_random(uint32_t *state)
@@ -656,6 +705,8 @@ int main(void)
         {"the longest frame passes", the_longest_frame_passes},
         {"a flood of small frames does not grow the reader",
          a_flood_of_small_frames_does_not_grow_the_reader},
+        {"more frames with fds than a reader keeps", more_frames_with_fds_than_a_reader_keeps},
+        {"a long queue keeps its fds", a_long_queue_keeps_its_fds},
         {"random traffic keeps order and fds", random_traffic_keeps_order_and_fds},
         {"lengths are bounded", lengths_are_bounded},
         {"a bad length after a frame with fds leaks nothing",

@@ -1,4 +1,5 @@
 /* layout: geometry and its checks, the index protocol under a real writer, memfds. */
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/shm/layout.h"
 #include "proto/shm/memfd.h"
@@ -27,26 +28,73 @@ static struct kvist_map_header good_map(void)
     return header;
 }
 
+static bool map_is_good(struct kvist_map_header header)
+{
+    return kvist_map_header_check(&header, header.map_bytes);
+}
+
+/* Consistent in itself, so that the limit alone is what can refuse it. */
+static bool map_is_good_laid_out(struct kvist_map_header header)
+{
+    kvist_map_lay_out(&header);
+    return map_is_good(header);
+}
+
 static void map_headers_are_checked(void)
 {
     struct kvist_map_header good = good_map();
-    KVIST_TEST_TRUE(kvist_map_header_check(&good, good.map_bytes));
+    KVIST_TEST_TRUE(map_is_good(good));
     KVIST_TEST_TRUE(!kvist_map_header_check(&good, good.map_bytes - 4096));
-    struct kvist_map_header bad = good;
-    bad.index_capacity = 63;
-    KVIST_TEST_TRUE(!kvist_map_header_check(&bad, good.map_bytes));
-    bad = good;
-    bad.slot_max = 33;
-    KVIST_TEST_TRUE(!kvist_map_header_check(&bad, good.map_bytes));
-    bad = good;
-    bad.slot_bytes = 4097;
-    KVIST_TEST_TRUE(!kvist_map_header_check(&bad, good.map_bytes));
-    bad = good;
-    bad.index_offset += 64;
-    KVIST_TEST_TRUE(!kvist_map_header_check(&bad, good.map_bytes));
-    bad = good;
-    bad.layout_version++;
-    KVIST_TEST_TRUE(!kvist_map_header_check(&bad, good.map_bytes));
+    struct kvist_map_header bad[14];
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
+        bad[index] = good;
+    }
+    bad[0].index_capacity = 63;
+    bad[1].index_capacity = 0;
+    bad[2].slot_max = 33;
+    bad[3].slot_bytes = 4097;
+    bad[4].slot_bytes = KVIST_BLOCK_BYTES_MAX + 4096;
+    bad[5].slot_bytes = 0;
+    bad[6].segment_max = KVIST_SEGMENTS_MAX + 1;
+    bad[6].slot_max = bad[6].segment_max * bad[6].slots_per_segment;
+    bad[7].segment_max = 0;
+    bad[7].slot_max = 0;
+    bad[8].slots_per_segment = KVIST_SEGMENT_BYTES_MAX / KVIST_BLOCK_BYTES_MIN + 1;
+    bad[8].slot_max = bad[8].segment_max * bad[8].slots_per_segment;
+    bad[9].slots_per_segment = 0;
+    bad[9].slot_max = 0;
+    bad[10].layout_version++;
+    bad[11].magic++;
+    bad[12].header_bytes = 64;
+    bad[13].segment_max = 1U << 30; /* times slots_per_segment is slot_max modulo 2^32 */
+    bad[13].slots_per_segment = 8;
+    bad[13].slot_max = 0;
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
+        KVIST_TEST_TRUE(!map_is_good_laid_out(bad[index]));
+    }
+    struct kvist_map_header moved = good;
+    moved.index_offset += 64;
+    KVIST_TEST_TRUE(!map_is_good(moved));
+    moved = good;
+    moved.slot_table_offset -= 64;
+    KVIST_TEST_TRUE(!map_is_good(moved));
+    moved = good;
+    moved.segment_table_offset = 0;
+    KVIST_TEST_TRUE(!map_is_good(moved));
+    moved = good;
+    moved.map_bytes += 4096;
+    KVIST_TEST_TRUE(!map_is_good(moved));
+}
+
+static bool page_is_good(struct kvist_page_header header)
+{
+    return kvist_page_header_check(&header, header.page_bytes);
+}
+
+static bool page_is_good_laid_out(struct kvist_page_header header)
+{
+    kvist_page_lay_out(&header);
+    return page_is_good(header);
 }
 
 static void page_headers_are_checked(void)
@@ -63,16 +111,42 @@ static void page_headers_are_checked(void)
         .touch_count = KVIST_TOUCH_RING_COUNT,
     };
     kvist_page_lay_out(&good);
-    KVIST_TEST_TRUE(kvist_page_header_check(&good, good.page_bytes));
-    struct kvist_page_header bad = good;
-    bad.rank_count = KVIST_RANKS_MAX + 1;
-    KVIST_TEST_TRUE(!kvist_page_header_check(&bad, good.page_bytes));
-    bad = good;
-    bad.lease_max = KVIST_LEASES_MAX + 1;
-    KVIST_TEST_TRUE(!kvist_page_header_check(&bad, good.page_bytes));
-    bad = good;
-    bad.touch_offset += 8;
-    KVIST_TEST_TRUE(!kvist_page_header_check(&bad, good.page_bytes));
+    KVIST_TEST_TRUE(page_is_good(good));
+    KVIST_TEST_TRUE(!kvist_page_header_check(&good, good.page_bytes + 4096));
+    struct kvist_page_header bad[12];
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
+        bad[index] = good;
+    }
+    bad[0].rank_count = KVIST_RANKS_MAX + 1;
+    bad[1].rank_count = 0;
+    bad[2].lease_max = KVIST_LEASES_MAX + 1;
+    bad[3].lease_max = 0;
+    bad[4].ticket_max = KVIST_GRANTS_MAX + 1;
+    bad[5].ticket_max = 0;
+    bad[6].pool_max = KVIST_SESSION_POOLS_MAX + 1;
+    bad[7].segment_max = KVIST_SEGMENTS_MAX + 1;
+    bad[8].touch_count = KVIST_TOUCH_RING_COUNT - 1;
+    bad[9].layout_version++;
+    bad[10].magic = KVIST_MAP_MAGIC;
+    bad[11].header_bytes = 0;
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
+        KVIST_TEST_TRUE(!page_is_good_laid_out(bad[index]));
+    }
+    struct kvist_page_header moved = good;
+    moved.touch_offset += 8;
+    KVIST_TEST_TRUE(!page_is_good(moved));
+    moved = good;
+    moved.lease_offset = 0;
+    KVIST_TEST_TRUE(!page_is_good(moved));
+    moved = good;
+    moved.mark_offset += 8;
+    KVIST_TEST_TRUE(!page_is_good(moved));
+    moved = good;
+    moved.mapped_offset += 4;
+    KVIST_TEST_TRUE(!page_is_good(moved));
+    moved = good;
+    moved.page_bytes += 4096;
+    KVIST_TEST_TRUE(!page_is_good(moved));
 }
 
 /* A writer that rewrites one entry with matching words all the time. */

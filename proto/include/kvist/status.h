@@ -49,7 +49,7 @@ enum kvist_retry {
 };
 
 enum kvist_status {
-#define KVIST_STATUS_ENUM(name, number, retry, text) KVIST_##name = number,
+#define KVIST_STATUS_ENUM(name, number, retry, text) KVIST_##name = (number),
     KVIST_STATUS_TABLE(KVIST_STATUS_ENUM)
 #undef KVIST_STATUS_ENUM
 };
