@@ -1,0 +1,352 @@
+#include "client/core.h"
+#include "proto/key/key.h"
+
+/* --- Grants ------------------------------------------------------------------------------------ */
+
+static void post_return_locked(struct kvist_client *client,
+                               const struct kvist_view *view,
+                               Kvist__Wire__Return__Slot *slots,
+                               size_t slot_count,
+                               enum kvist_status *status_out)
+{
+    Kvist__Wire__Return__Slot *list[KVIST_BATCH_KEYS];
+    for (size_t index = 0; index < slot_count; index++) {
+        list[index] = &slots[index];
+    }
+    Kvist__Wire__Return message = KVIST__WIRE__RETURN__INIT;
+    message.pool = view->ordinal;
+    message.n_slots = slot_count;
+    message.slots = list;
+    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS;
+    envelope.return_slots = &message;
+    *status_out = kvist_link_post_locked(client, &envelope);
+}
+
+/* Post all tickets of a pool that are to be returned; those that cannot be sent stay so. */
+void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_pool *pool)
+{
+    struct kvist_epoch *epoch = client->current;
+    const struct kvist_view *view = kvist_view_current_locked(pool);
+    if (view == NULL || pool->state != KVIST_POOL_OPEN || client->link != KVIST_LINK_UP) {
+        return;
+    }
+    enum kvist_status status = KVIST_OK;
+    for (uint32_t ticket = 0; ticket < epoch->page_header.ticket_max && status == KVIST_OK;) {
+        Kvist__Wire__Return__Slot slots[KVIST_BATCH_KEYS];
+        size_t count = 0;
+        for (; ticket < epoch->page_header.ticket_max && count < KVIST_BATCH_KEYS; ticket++) {
+            const struct kvist_ticket *due = &epoch->tickets[ticket];
+            if (due->state == KVIST_TICKET_RETURN && due->pool == pool->index) {
+                kvist__wire__return__slot__init(&slots[count]);
+                slots[count].slot = due->slot;
+                slots[count].ticket = ticket;
+                slots[count].reservation = due->reservation;
+                count++;
+            }
+        }
+        if (count > 0) {
+            post_return_locked(client, view, slots, count, &status);
+        }
+        for (size_t index = 0; index < count && status == KVIST_OK; index++) {
+            epoch->tickets[slots[index].ticket].state = KVIST_TICKET_NONE;
+        }
+    }
+}
+
+void kvist_grant_return_held_locked(struct kvist_client *client, struct kvist_pool *pool)
+{
+    struct kvist_view *view = kvist_view_current_locked(pool);
+    if (view == NULL) {
+        return;
+    }
+    while (view->held_count > 0) {
+        uint32_t ticket = view->held[--view->held_count];
+        client->current->tickets[ticket].state = KVIST_TICKET_RETURN;
+    }
+    kvist_grant_return_due_locked(client, pool);
+}
+
+/* A rank has filled the slot under this very reservation: it was taken before. */
+static bool is_filled(const struct kvist_epoch *epoch, uint32_t ticket, uint64_t reservation)
+{
+    for (uint32_t rank = 0; rank < epoch->page_header.rank_count; rank++) {
+        if (atomic_load_explicit(kvist_page_mark(epoch, rank, ticket), memory_order_relaxed) ==
+            reservation) {
+            return true;
+        }
+    }
+    return false;
+}
+
+enum kvist_status kvist_grant_receive_locked(struct kvist_client *client,
+                                             struct kvist_pool *pool,
+                                             struct kvist_view *view,
+                                             const Kvist__Wire__Grant *grant,
+                                             struct kvist_error *err)
+{
+    struct kvist_epoch *epoch = client->current;
+    bool returns = false;
+    for (size_t index = 0; index < grant->n_slots; index++) {
+        const Kvist__Wire__Grant__Slot *slot = grant->slots[index];
+        if (slot->slot >= view->map.header.slot_max ||
+            slot->ticket >= epoch->page_header.ticket_max || slot->reservation == 0) {
+            return kvist_error_set(
+                err, KVIST_PROTOCOL, 0, "peer", "the daemon sent a grant of no slot");
+        }
+        struct kvist_ticket *ticket = &epoch->tickets[slot->ticket];
+        if (ticket->state != KVIST_TICKET_NONE && ticket->reservation == slot->reservation) {
+            continue; /* said again after a reconnect */
+        }
+        if (ticket->state == KVIST_TICKET_HELD || ticket->state == KVIST_TICKET_TAKEN) {
+            return kvist_error_set(
+                err, KVIST_PROTOCOL, 0, "peer", "the daemon granted a ticket that is in use");
+        }
+        /* Whose commit was lost with a connection must not be taken again: its old fill marks
+         * would vouch for bytes that were never written. */
+        bool filled = is_filled(epoch, slot->ticket, slot->reservation);
+        *ticket = (struct kvist_ticket){
+            .reservation = slot->reservation,
+            .slot = slot->slot,
+            .pool = (uint8_t)pool->index,
+            .state = filled ? KVIST_TICKET_RETURN : KVIST_TICKET_HELD,
+        };
+        if (!filled) {
+            view->held[view->held_count++] = slot->ticket;
+        }
+        returns = returns || filled;
+    }
+    if (returns) {
+        kvist_grant_return_due_locked(client, pool);
+    }
+    return KVIST_OK;
+}
+
+/* --- Take -------------------------------------------------------------------------------------- */
+
+enum kvist_status kvist_pool_take(struct kvist_pool *pool,
+                                  size_t take_max,
+                                  struct kvist_take *takes_out,
+                                  size_t *take_count_out)
+{
+    struct kvist_client *client = pool->client;
+    KVIST_CHECK_OR(pool->magic == KVIST_POOL_MAGIC, KVIST_BUG);
+    if (!client->schedules || pool->read_only) {
+        return KVIST_INVALID;
+    }
+    size_t count = 0;
+    (void)pthread_mutex_lock(client->lock);
+    struct kvist_view *view = kvist_view_current_locked(pool);
+    bool usable = view != NULL && client->link == KVIST_LINK_UP &&
+                  pool->state == KVIST_POOL_OPEN && !client->broken;
+    while (usable && count < take_max && view->held_count > 0) {
+        uint32_t number = view->held[--view->held_count];
+        struct kvist_ticket *ticket = &client->current->tickets[number];
+        ticket->state = KVIST_TICKET_TAKEN;
+        takes_out[count++] = (struct kvist_take){
+            .instance = client->current->instance,
+            .reservation = ticket->reservation,
+            .slot = ticket->slot,
+            .ticket = number,
+        };
+    }
+    client->stats.takes += count;
+    client->stats.take_shortfalls += count < take_max;
+    (void)pthread_mutex_unlock(client->lock);
+    *take_count_out = count;
+    return KVIST_OK;
+}
+
+/* The ticket that a take stands for, when it is still taken. */
+static struct kvist_ticket *
+find_ticket_locked(const struct kvist_pool *pool, const struct kvist_take *take)
+{
+    struct kvist_epoch *epoch = kvist_epoch_find_locked(pool->client, take->instance);
+    if (epoch == NULL || take->ticket >= epoch->page_header.ticket_max) {
+        return NULL;
+    }
+    struct kvist_ticket *ticket = &epoch->tickets[take->ticket];
+    bool fits = ticket->state == KVIST_TICKET_TAKEN && ticket->pool == pool->index &&
+                ticket->reservation == take->reservation && ticket->slot == take->slot;
+    return fits ? ticket : NULL;
+}
+
+void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, size_t take_count)
+{
+    struct kvist_client *client = pool->client;
+    (void)pthread_mutex_lock(client->lock);
+    for (size_t index = 0; index < take_count; index++) {
+        struct kvist_ticket *ticket = find_ticket_locked(pool, &takes[index]);
+        if (ticket != NULL) {
+            ticket->state = KVIST_TICKET_RETURN;
+        }
+    }
+    kvist_grant_return_due_locked(client, pool);
+    (void)pthread_mutex_unlock(client->lock);
+}
+
+/* --- Commit ------------------------------------------------------------------------------------ */
+
+/* Post the commit of up to KVIST_BATCH_KEYS takes. Their tickets are used up, or returned. */
+static enum kvist_status post_commit_locked(struct kvist_pool *pool,
+                                            const struct kvist_take *takes,
+                                            const uint8_t *keys,
+                                            size_t count,
+                                            uint64_t parent_tag,
+                                            uint64_t block_bytes)
+{
+    struct kvist_client *client = pool->client;
+    const struct kvist_view *view = kvist_view_current_locked(pool);
+    Kvist__Wire__Commit__Block blocks[KVIST_BATCH_KEYS];
+    Kvist__Wire__Commit__Block *list[KVIST_BATCH_KEYS];
+    size_t block_count = 0;
+    bool stale = false;
+    for (size_t index = 0; index < count; index++) {
+        const uint8_t *key = keys + index * KVIST_KEY_BYTES;
+        struct kvist_ticket *ticket = find_ticket_locked(pool, &takes[index]);
+        uint64_t tag = parent_tag;
+        parent_tag = kvist_key_tag(key);
+        if (client->current == NULL || takes[index].instance != client->current->instance) {
+            stale = true;
+        }
+        if (ticket == NULL) {
+            continue; /* void, or given back already */
+        }
+        ticket->state = KVIST_TICKET_RETURN;
+        Kvist__Wire__Commit__Block *block = &blocks[block_count];
+        kvist__wire__commit__block__init(block);
+        block->slot = takes[index].slot;
+        block->ticket = takes[index].ticket;
+        block->reservation = takes[index].reservation;
+        memcpy(&block->key.data, &key, sizeof(key)); /* packing only reads */
+        block->key.len = KVIST_KEY_BYTES;
+        block->parent_tag = tag;
+        block->block_bytes = block_bytes;
+        list[block_count++] = block;
+    }
+    if (stale) {
+        return KVIST_STALE;
+    }
+    if (view == NULL || pool->state != KVIST_POOL_OPEN) {
+        client->stats.dropped_messages++;
+        return KVIST_UNAVAILABLE;
+    }
+    if (block_count == 0) {
+        return KVIST_OK;
+    }
+    Kvist__Wire__Commit commit = KVIST__WIRE__COMMIT__INIT;
+    commit.pool = view->ordinal;
+    commit.n_blocks = block_count;
+    commit.blocks = list;
+    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_COMMIT;
+    envelope.commit = &commit;
+    enum kvist_status status = kvist_link_post_locked(client, &envelope);
+    for (size_t index = 0; index < block_count && status == KVIST_OK; index++) {
+        client->current->tickets[blocks[index].ticket].state = KVIST_TICKET_NONE;
+    }
+    client->stats.commits += status == KVIST_OK ? block_count : 0;
+    return status;
+}
+
+enum kvist_status kvist_pool_commit(struct kvist_pool *pool,
+                                    const struct kvist_take *takes,
+                                    const uint8_t *keys,
+                                    size_t take_count,
+                                    const uint8_t *parent,
+                                    uint64_t block_bytes)
+{
+    struct kvist_client *client = pool->client;
+    KVIST_CHECK_OR(pool->magic == KVIST_POOL_MAGIC, KVIST_BUG);
+    if (take_count > KVIST_KEYS_MAX || block_bytes == 0 || block_bytes > pool->slot_bytes ||
+        !client->schedules || pool->read_only) {
+        return KVIST_INVALID;
+    }
+    uint64_t parent_tag = parent != NULL ? kvist_key_tag(parent) : 0;
+    enum kvist_status status = KVIST_OK;
+    for (size_t done = 0; done < take_count;) {
+        size_t batch =
+            take_count - done < KVIST_BATCH_KEYS ? take_count - done : KVIST_BATCH_KEYS;
+        (void)pthread_mutex_lock(client->lock);
+        enum kvist_status posted = post_commit_locked(
+            pool, takes + done, keys + done * KVIST_KEY_BYTES, batch, parent_tag, block_bytes);
+        (void)pthread_mutex_unlock(client->lock);
+        status = status == KVIST_OK ? posted : status;
+        done += batch;
+        parent_tag = kvist_key_tag(keys + (done - 1) * KVIST_KEY_BYTES);
+    }
+    return status;
+}
+
+/* --- Ranks ------------------------------------------------------------------------------------- */
+
+enum kvist_status kvist_pool_pin(struct kvist_pool *pool, uint64_t instance)
+{
+    struct kvist_client *client = pool->client;
+    KVIST_CHECK_OR(pool->magic == KVIST_POOL_MAGIC, KVIST_BUG);
+    (void)pthread_mutex_lock(client->lock);
+    const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
+    struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
+    if (view != NULL) {
+        view->pins++;
+    }
+    (void)pthread_mutex_unlock(client->lock);
+    return view != NULL ? KVIST_OK : KVIST_STALE;
+}
+
+void kvist_pool_unpin(struct kvist_pool *pool, uint64_t instance)
+{
+    struct kvist_client *client = pool->client;
+    (void)pthread_mutex_lock(client->lock);
+    const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
+    struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
+    bool wakes = false;
+    if (view != NULL && view->pins > 0) {
+        view->pins--;
+        wakes = view->pins == 0 && (view->leaving_count > 0 || client->retired != NULL);
+    }
+    (void)pthread_mutex_unlock(client->lock);
+    if (wakes) {
+        kvist_client_wake(client);
+    }
+}
+
+void *kvist_pool_slot_address(struct kvist_pool *pool, uint64_t instance, uint32_t slot)
+{
+    struct kvist_client *client = pool->client;
+    void *address = NULL;
+    (void)pthread_mutex_lock(client->lock);
+    const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
+    const struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
+    if (view != NULL && slot < view->map.header.slot_max) {
+        uint32_t per_segment = view->map.header.slots_per_segment;
+        const struct kvist_segment_view *segment = &view->segments[slot / per_segment];
+        if (segment->base != NULL && !segment->leaving) {
+            address = (char *)segment->base + (slot % per_segment) * view->map.header.slot_bytes;
+        }
+    }
+    (void)pthread_mutex_unlock(client->lock);
+    return address;
+}
+
+enum kvist_status kvist_pool_mark(struct kvist_pool *pool, const struct kvist_take *take)
+{
+    struct kvist_client *client = pool->client;
+    KVIST_CHECK_OR(pool->magic == KVIST_POOL_MAGIC, KVIST_BUG);
+    if (!client->maps || pool->read_only) {
+        return KVIST_INVALID;
+    }
+    enum kvist_status status = KVIST_STALE;
+    (void)pthread_mutex_lock(client->lock);
+    const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, take->instance);
+    if (epoch != NULL && take->ticket >= epoch->page_header.ticket_max) {
+        status = KVIST_INVALID;
+    } else if (epoch != NULL) {
+        atomic_store_explicit(kvist_page_mark(epoch, client->rank, take->ticket),
+                              take->reservation,
+                              memory_order_release);
+        status = KVIST_OK;
+    }
+    (void)pthread_mutex_unlock(client->lock);
+    return status;
+}
