@@ -57,6 +57,12 @@ struct kvist_frame_writer {
     size_t group_end;
 };
 
+/* Room for the fds of one frame, aligned as the kernel wants it. */
+union fd_control {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int) * KVIST_FRAME_FDS_MAX)];
+};
+
 static void close_all(int *fds, size_t count)
 {
     for (size_t index = 0; index < count; index++) {
@@ -342,11 +348,11 @@ enum kvist_status kvist_frame_reader_fill(struct kvist_frame_reader *reader,
         *more_out = false; /* full: frames must be taken first */
         return KVIST_OK;
     }
-    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int) * KVIST_FRAME_FDS_MAX)];
+    union fd_control control;
     struct iovec part = {.iov_base = reader->buffer + reader->end, .iov_len = room};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (reader->fd_max > 0) { /* else the kernel closes what is sent, and says CTRUNC */
-        message.msg_control = control;
+        message.msg_control = &control;
         message.msg_controllen = CMSG_SPACE(sizeof(int) * reader->fd_max);
     }
     ssize_t got = receive(socket_fd, &message);
@@ -593,10 +599,23 @@ static ssize_t transmit(int socket_fd, const struct msghdr *message)
     return sent;
 }
 
+static void
+message_add_fds(struct msghdr *message, union fd_control *control, const struct fd_group *group)
+{
+    size_t bytes = sizeof(int) * group->count;
+    memset(control, 0, sizeof(*control));
+    control->header.cmsg_level = SOL_SOCKET;
+    control->header.cmsg_type = SCM_RIGHTS;
+    control->header.cmsg_len = CMSG_LEN(bytes);
+    memcpy(CMSG_DATA(&control->header), group->fds, bytes);
+    message->msg_control = control;
+    message->msg_controllen = CMSG_SPACE(bytes);
+}
+
 /* One sendmsg: a frame that has fds with them and alone, or all bytes up to the next such frame. */
 static ssize_t writer_send_once(struct kvist_frame_writer *writer, int socket_fd)
 {
-    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int) * KVIST_FRAME_FDS_MAX)] = {0};
+    union fd_control control;
     struct iovec part = {
         .iov_base = writer->buffer + writer->start,
         .iov_len = writer->end - writer->start,
@@ -608,13 +627,7 @@ static ssize_t writer_send_once(struct kvist_frame_writer *writer, int socket_fd
         if (next->position == writer->base + writer->start) {
             group = next;
             part.iov_len = group->frame_bytes;
-            message.msg_control = control;
-            message.msg_controllen = CMSG_SPACE(sizeof(int) * group->count);
-            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-            header->cmsg_level = SOL_SOCKET;
-            header->cmsg_type = SCM_RIGHTS;
-            header->cmsg_len = CMSG_LEN(sizeof(int) * group->count);
-            memcpy(CMSG_DATA(header), group->fds, sizeof(int) * group->count);
+            message_add_fds(&message, &control, group);
         } else {
             part.iov_len = next->position - writer->base - writer->start;
         }

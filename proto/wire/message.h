@@ -11,6 +11,8 @@
  *             envelope has body_case KVIST__WIRE__ENVELOPE__BODY__NOT_SET. Answer Failure
  *             UNSUPPORTED when it has an id, else ignore it. A Hello or HelloReply of another
  *             wire_major is checked no further: refuse it with VERSION.
+ * Building    with kvist__wire__hello__init(&hello) and its like, not with the INIT macros: those
+ *             cast const away where a message has strings, and clang refuses that
  * Ownership   an unpacked envelope is the caller's; free with kvist_message_free()
  * Threads     any
  * Limits      limits.h; a message unpacks to at most KVIST_MESSAGE_MEMORY_MAX bytes of heap,

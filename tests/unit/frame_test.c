@@ -158,6 +158,7 @@ static void send_raw(const void *bytes, size_t length, const int *fds, size_t fd
         message.msg_control = control;
         message.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        KVIST_TEST_FATAL(header != NULL);
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
         header->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
