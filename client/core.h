@@ -211,23 +211,22 @@ static inline const struct kvist_map_header *kvist_map_shared_header(const struc
 
 static inline const struct kvist_index_entry *kvist_map_index(const struct kvist_map_view *map)
 {
-    return (const struct kvist_index_entry *)((const char *)map->base + map->header.index_offset);
+    const void *index = (const char *)map->base + map->header.index_offset;
+    return index;
 }
 
 static inline const struct kvist_slot_entry *kvist_map_slot(const struct kvist_map_view *map,
                                                             uint32_t slot)
 {
-    return (const struct kvist_slot_entry *)((const char *)map->base +
-                                             map->header.slot_table_offset) +
-           slot;
+    const void *table = (const char *)map->base + map->header.slot_table_offset;
+    return (const struct kvist_slot_entry *)table + slot;
 }
 
 static inline const struct kvist_segment_entry *
 kvist_map_segment(const struct kvist_map_view *map, uint32_t segment)
 {
-    return (const struct kvist_segment_entry *)((const char *)map->base +
-                                                map->header.segment_table_offset) +
-           segment;
+    const void *table = (const char *)map->base + map->header.segment_table_offset;
+    return (const struct kvist_segment_entry *)table + segment;
 }
 
 /* --- client.c ---------------------------------------------------------------------------------- */

@@ -206,7 +206,8 @@ static int open_socket(const struct kvist_client *client, struct kvist_error *er
 
 static enum kvist_status send_hello_locked(struct kvist_client *client)
 {
-    Kvist__Wire__Hello hello = KVIST__WIRE__HELLO__INIT;
+    Kvist__Wire__Hello hello;
+    kvist__wire__hello__init(&hello);
     hello.wire_major = KVIST_WIRE_MAJOR;
     hello.wire_minor = KVIST_WIRE_MINOR;
     hello.layout_version = KVIST_LAYOUT_VERSION;
