@@ -30,7 +30,8 @@ void kvist_client_wake(struct kvist_client *client)
     (void)written;
 }
 
-/* --- Create ------------------------------------------------------------------------------------ */
+/* --- Create ------------------------------------------------------------------------------------
+ */
 
 static enum kvist_status check_options(const struct kvist_client_options *options,
                                        struct kvist_error *err)
@@ -72,9 +73,8 @@ static enum kvist_status check_options(const struct kvist_client_options *option
     return KVIST_OK;
 }
 
-static enum kvist_status copy_socket_path(struct kvist_client *client,
-                                          const char *path,
-                                          struct kvist_error *err)
+static enum kvist_status
+copy_socket_path(struct kvist_client *client, const char *path, struct kvist_error *err)
 {
     if (path == NULL) {
         path = getenv("KVIST_SOCKET");
@@ -99,8 +99,7 @@ static void copy_options(struct kvist_client *client, const struct kvist_client_
 {
     client->magic = KVIST_CLIENT_MAGIC;
     client->role = options->role;
-    client->schedules =
-        options->role == KVIST_ROLE_SCHEDULER || options->role == KVIST_ROLE_ENGINE;
+    client->schedules = options->role == KVIST_ROLE_SCHEDULER || options->role == KVIST_ROLE_ENGINE;
     client->maps = options->role == KVIST_ROLE_WORKER || options->role == KVIST_ROLE_ENGINE;
     if (options->role != KVIST_ROLE_TOOL) {
         memcpy(client->session_id, options->session_id, sizeof(client->session_id));
@@ -218,7 +217,8 @@ free_client:
     return status;
 }
 
-/* --- Destroy ----------------------------------------------------------------------------------- */
+/* --- Destroy -----------------------------------------------------------------------------------
+ */
 
 static void stop_thread(struct kvist_client *client)
 {
@@ -268,7 +268,8 @@ void kvist_client_destroy(struct kvist_client **client_ref)
     free(client);
 }
 
-/* --- Pump -------------------------------------------------------------------------------------- */
+/* --- Pump --------------------------------------------------------------------------------------
+ */
 
 int kvist_client_fd(const struct kvist_client *client)
 {
@@ -408,7 +409,8 @@ enum kvist_status kvist_client_thread_start(struct kvist_client *client, struct 
     return KVIST_OK;
 }
 
-/* --- Wait -------------------------------------------------------------------------------------- */
+/* --- Wait --------------------------------------------------------------------------------------
+ */
 
 static void wait_changed_locked(struct kvist_client *client, uint64_t deadline_us)
 {
@@ -492,7 +494,8 @@ void kvist_client_last_error(const struct kvist_client *client, struct kvist_err
     (void)pthread_mutex_unlock(client->lock);
 }
 
-/* --- Statistics -------------------------------------------------------------------------------- */
+/* --- Statistics --------------------------------------------------------------------------------
+ */
 
 static void add_epoch(const struct kvist_epoch *epoch, struct kvist_client_stats *stats)
 {
@@ -523,7 +526,8 @@ void kvist_client_stats(const struct kvist_client *client, struct kvist_client_s
     *stats_out = stats;
 }
 
-/* --- Keys -------------------------------------------------------------------------------------- */
+/* --- Keys --------------------------------------------------------------------------------------
+ */
 
 enum kvist_status
 kvist_client_key(const void *bytes, size_t length, uint8_t key_out[KVIST_KEY_BYTES])

@@ -6,8 +6,8 @@
  *             memory continues the current epoch; one that comes back without starts another, and
  *             the old epoch goes when nothing of it is leased or pinned.
  * Threads     `lock` guards everything unless said otherwise, and is never held over a system call
- *             that can wait, nor over a callback. `pump_lock` makes one thread at a time the pumping
- *             thread; it is taken before `lock`, never after. Marked "pump": only the pumping thread
+ *             that can wait, nor over a callback. `pump_lock` makes one thread at a time the
+ * pumping thread; it is taken before `lock`, never after. Marked "pump": only the pumping thread
  *             changes it, so that the pumping thread reads it without `lock`.
  * Invariants  every lease record of a page is free, never used, or counted in its view's leases;
  *             every ticket of a page is in one enum kvist_ticket_state
@@ -20,11 +20,12 @@
 #include "proto/wire/message.h"
 
 #include <kvist/client.h>
+
 #include <pthread.h>
 #include <sys/types.h>
 
-#define KVIST_CLIENT_MAGIC 0x6b766363U
-#define KVIST_POOL_MAGIC   0x6b767063U
+#define KVIST_CLIENT_MAGIC     0x6b766363U
+#define KVIST_POOL_MAGIC       0x6b767063U
 
 #define KVIST_GRACE_US_DEFAULT 60000000U
 #define KVIST_BACKOFF_US_MIN   10000U
@@ -88,9 +89,9 @@ struct kvist_epoch {
     struct kvist_page_header page_header; /* private copy, checked */
     void *page;
     struct kvist_view *views[KVIST_SESSION_POOLS_MAX];
-    uint32_t lease_next;  /* records below were used */
+    uint32_t lease_next; /* records below were used */
     uint32_t free_count;
-    uint32_t *free_records; /* [lease_max], a stack */
+    uint32_t *free_records;       /* [lease_max], a stack */
     struct kvist_ticket *tickets; /* [ticket_max] */
 };
 
@@ -168,7 +169,8 @@ struct kvist_client {
     struct kvist_client_stats stats; /* counters; gauges are filled in when asked */
 };
 
-/* --- Reading shared memory --------------------------------------------------------------------- */
+/* --- Reading shared memory ---------------------------------------------------------------------
+ */
 
 static inline void *kvist_page_at(const struct kvist_epoch *epoch, uint64_t offset)
 {
@@ -204,7 +206,8 @@ static inline _Atomic uint32_t *kvist_page_mapped(const struct kvist_epoch *epoc
            ((uint64_t)rank * header->pool_max + ordinal) * header->segment_max + segment;
 }
 
-static inline const struct kvist_map_header *kvist_map_shared_header(const struct kvist_map_view *map)
+static inline const struct kvist_map_header *
+kvist_map_shared_header(const struct kvist_map_view *map)
 {
     return map->base;
 }
@@ -222,14 +225,15 @@ static inline const struct kvist_slot_entry *kvist_map_slot(const struct kvist_m
     return (const struct kvist_slot_entry *)table + slot;
 }
 
-static inline const struct kvist_segment_entry *
-kvist_map_segment(const struct kvist_map_view *map, uint32_t segment)
+static inline const struct kvist_segment_entry *kvist_map_segment(const struct kvist_map_view *map,
+                                                                  uint32_t segment)
 {
     const void *table = (const char *)map->base + map->header.segment_table_offset;
     return (const struct kvist_segment_entry *)table + segment;
 }
 
-/* --- client.c ---------------------------------------------------------------------------------- */
+/* --- client.c ----------------------------------------------------------------------------------
+ */
 
 /** Allocate zeroed memory; NULL also where the fault point "client.alloc" says so. */
 void *kvist_client_alloc(size_t count, size_t bytes);
@@ -243,7 +247,8 @@ enum kvist_status kvist_client_wait_for(struct kvist_client *client,
                                         const void *ctx,
                                         uint64_t timeout_us);
 
-/* --- link.c: the socket -------------------------------------------------------------------------- */
+/* --- link.c: the socket --------------------------------------------------------------------------
+ */
 
 /** Connect and send Hello; on failure the next try is scheduled. Pump. */
 void kvist_link_connect(struct kvist_client *client);
@@ -267,7 +272,8 @@ void kvist_link_post_unmapped_locked(struct kvist_client *client,
                                      uint32_t segment,
                                      uint32_t serial);
 
-/* --- receive.c ------------------------------------------------------------------------------------ */
+/* --- receive.c
+ * ------------------------------------------------------------------------------------ */
 
 /**
  * Handle a message of the daemon's. Pump, without `lock`.
@@ -280,7 +286,8 @@ KVIST_MUST_USE enum kvist_status kvist_receive(struct kvist_client *client,
                                                int fd,
                                                struct kvist_error *err);
 
-/* --- epoch.c -------------------------------------------------------------------------------------- */
+/* --- epoch.c
+ * -------------------------------------------------------------------------------------- */
 
 /** Map a session page that the daemon has sent and check it. fd: borrowed. Pump. */
 KVIST_MUST_USE enum kvist_status kvist_epoch_create(const struct kvist_client *client,
@@ -305,7 +312,9 @@ void kvist_epoch_destroy(struct kvist_client *client, struct kvist_epoch **epoch
 struct kvist_view *kvist_view_current_locked(const struct kvist_pool *pool);
 
 /** Unmap and free a view that is in no epoch any more. Pump, without `lock`. */
-void kvist_view_destroy(struct kvist_client *client, struct kvist_pool *pool, struct kvist_view **view);
+void kvist_view_destroy(struct kvist_client *client,
+                        struct kvist_pool *pool,
+                        struct kvist_view **view);
 
 /** Map and check a pool map that the daemon has sent. fd: borrowed. Pump. */
 KVIST_MUST_USE enum kvist_status kvist_map_view_open(int fd,
@@ -319,7 +328,8 @@ void kvist_view_clear_mapped_locked(const struct kvist_client *client,
                                     const struct kvist_epoch *epoch,
                                     const struct kvist_view *view);
 
-/* --- fill.c --------------------------------------------------------------------------------------- */
+/* --- fill.c
+ * --------------------------------------------------------------------------------------- */
 
 /** Take in granted slots. PROTOCOL for what cannot be. */
 KVIST_MUST_USE enum kvist_status kvist_grant_receive_locked(struct kvist_client *client,

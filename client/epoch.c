@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-/* --- Session page ------------------------------------------------------------------------------ */
+/* --- Session page ------------------------------------------------------------------------------
+ */
 
 static enum kvist_status check_page(const struct kvist_client *client,
                                     struct kvist_epoch *epoch,
@@ -35,8 +36,8 @@ map_page(struct kvist_epoch *epoch, int page_fd, uint64_t *bytes_out, struct kvi
         return status;
     }
     if (bytes < KVIST_HEADER_BYTES) {
-        return kvist_error_set(err, KVIST_CORRUPT, 0, "peer", "a page of %llu bytes",
-                               (unsigned long long)bytes);
+        return kvist_error_set(
+            err, KVIST_CORRUPT, 0, "peer", "a page of %llu bytes", (unsigned long long)bytes);
     }
     if (fstat(page_fd, &info) != 0) {
         return kvist_error_set_errno(err, errno, "fstat", "cannot inspect the session page");
@@ -131,7 +132,8 @@ void kvist_epoch_retire_locked(struct kvist_client *client)
     client->current = NULL;
 }
 
-/* --- Views ------------------------------------------------------------------------------------- */
+/* --- Views -------------------------------------------------------------------------------------
+ */
 
 struct kvist_view *kvist_view_current_locked(const struct kvist_pool *pool)
 {
@@ -169,10 +171,8 @@ void kvist_view_destroy(struct kvist_client *client,
     free(view);
 }
 
-enum kvist_status kvist_map_view_open(int fd,
-                                      uint64_t bytes,
-                                      struct kvist_map_view *map_out,
-                                      struct kvist_error *err)
+enum kvist_status
+kvist_map_view_open(int fd, uint64_t bytes, struct kvist_map_view *map_out, struct kvist_error *err)
 {
     struct kvist_map_view map;
     uint64_t memfd_bytes = 0;
@@ -201,17 +201,19 @@ void kvist_map_view_close(struct kvist_map_view *map)
     kvist_memfd_unmap(&map->base, map->header.map_bytes);
 }
 
-/* --- Sweeping ---------------------------------------------------------------------------------- */
+/* --- Sweeping ----------------------------------------------------------------------------------
+ */
 
 /* A lease of any process of the session, also of one that died: its ranks may be reading. */
 static bool has_leases(const struct kvist_epoch *epoch)
 {
     kvist_lease_fence(); /* after the mapped records were cleared: see acquire in lease.c */
-    uint32_t high = atomic_load_explicit(&kvist_page_shared_header(epoch)->lease_high,
-                                         memory_order_acquire);
+    uint32_t high =
+        atomic_load_explicit(&kvist_page_shared_header(epoch)->lease_high, memory_order_acquire);
     high = high < epoch->page_header.lease_max ? high : epoch->page_header.lease_max;
     for (uint32_t record = 0; record < high; record++) {
-        if (atomic_load_explicit(&kvist_page_lease(epoch, record)->ref, memory_order_acquire) != 0) {
+        if (atomic_load_explicit(&kvist_page_lease(epoch, record)->ref, memory_order_acquire) !=
+            0) {
             return true;
         }
     }

@@ -1,7 +1,8 @@
 #include "client/core.h"
 #include "proto/key/key.h"
 
-/* --- Grants ------------------------------------------------------------------------------------ */
+/* --- Grants ------------------------------------------------------------------------------------
+ */
 
 static void post_return_locked(struct kvist_client *client,
                                const struct kvist_view *view,
@@ -122,7 +123,8 @@ enum kvist_status kvist_grant_receive_locked(struct kvist_client *client,
     return KVIST_OK;
 }
 
-/* --- Take -------------------------------------------------------------------------------------- */
+/* --- Take --------------------------------------------------------------------------------------
+ */
 
 enum kvist_status kvist_pool_take(struct kvist_pool *pool,
                                   size_t take_max,
@@ -137,8 +139,8 @@ enum kvist_status kvist_pool_take(struct kvist_pool *pool,
     size_t count = 0;
     (void)pthread_mutex_lock(client->lock);
     struct kvist_view *view = kvist_view_current_locked(pool);
-    bool usable = view != NULL && client->link == KVIST_LINK_UP &&
-                  pool->state == KVIST_POOL_OPEN && !client->broken;
+    bool usable = view != NULL && client->link == KVIST_LINK_UP && pool->state == KVIST_POOL_OPEN &&
+                  !client->broken;
     while (usable && count < take_max && view->held_count > 0) {
         uint32_t number = view->held[--view->held_count];
         struct kvist_ticket *ticket = &client->current->tickets[number];
@@ -158,8 +160,8 @@ enum kvist_status kvist_pool_take(struct kvist_pool *pool,
 }
 
 /* The ticket that a take stands for, when it is still taken. */
-static struct kvist_ticket *
-find_ticket_locked(const struct kvist_pool *pool, const struct kvist_take *take)
+static struct kvist_ticket *find_ticket_locked(const struct kvist_pool *pool,
+                                               const struct kvist_take *take)
 {
     struct kvist_epoch *epoch = kvist_epoch_find_locked(pool->client, take->instance);
     if (epoch == NULL || take->ticket >= epoch->page_header.ticket_max) {
@@ -185,7 +187,8 @@ void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, 
     (void)pthread_mutex_unlock(client->lock);
 }
 
-/* --- Commit ------------------------------------------------------------------------------------ */
+/* --- Commit ------------------------------------------------------------------------------------
+ */
 
 /* Post the commit of up to KVIST_BATCH_KEYS takes. Their tickets are used up, or returned. */
 static enum kvist_status post_commit_locked(struct kvist_pool *pool,
@@ -265,8 +268,7 @@ enum kvist_status kvist_pool_commit(struct kvist_pool *pool,
     uint64_t parent_tag = parent != NULL ? kvist_key_tag(parent) : 0;
     enum kvist_status status = KVIST_OK;
     for (size_t done = 0; done < take_count;) {
-        size_t batch =
-            take_count - done < KVIST_BATCH_KEYS ? take_count - done : KVIST_BATCH_KEYS;
+        size_t batch = take_count - done < KVIST_BATCH_KEYS ? take_count - done : KVIST_BATCH_KEYS;
         (void)pthread_mutex_lock(client->lock);
         enum kvist_status posted = post_commit_locked(
             pool, takes + done, keys + done * KVIST_KEY_BYTES, batch, parent_tag, block_bytes);
@@ -278,7 +280,8 @@ enum kvist_status kvist_pool_commit(struct kvist_pool *pool,
     return status;
 }
 
-/* --- Ranks ------------------------------------------------------------------------------------- */
+/* --- Ranks -------------------------------------------------------------------------------------
+ */
 
 enum kvist_status kvist_pool_pin(struct kvist_pool *pool, uint64_t instance)
 {

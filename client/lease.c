@@ -8,12 +8,12 @@ struct found_block {
     struct kvist_entry_copy entry;
 };
 
-/* --- Finding ----------------------------------------------------------------------------------- */
+/* --- Finding -----------------------------------------------------------------------------------
+ */
 
 /* The segment is live and every rank of the session has it mapped. */
-static bool is_segment_mapped(const struct kvist_epoch *epoch,
-                              const struct kvist_view *view,
-                              uint32_t segment)
+static bool
+is_segment_mapped(const struct kvist_epoch *epoch, const struct kvist_view *view, uint32_t segment)
 {
     const struct kvist_segment_entry *entry = kvist_map_segment(&view->map, segment);
     uint32_t serial = atomic_load_explicit(&entry->serial, memory_order_acquire);
@@ -84,19 +84,19 @@ enum kvist_status kvist_pool_probe(struct kvist_pool *pool,
         const struct kvist_view *view = kvist_view_current_locked(pool);
         for (; done < end; done++) {
             struct found_block found;
-            probes_out[done] = view == NULL ? KVIST_PROBE_MISS
-                                            : (uint8_t)find_block(client->current,
-                                                                  view,
-                                                                  keys + done * KVIST_KEY_BYTES,
-                                                                  &found,
-                                                                  &unmapped);
+            probes_out[done] =
+                view == NULL
+                    ? KVIST_PROBE_MISS
+                    : (uint8_t)find_block(
+                          client->current, view, keys + done * KVIST_KEY_BYTES, &found, &unmapped);
         }
         (void)pthread_mutex_unlock(client->lock);
     }
     return KVIST_OK;
 }
 
-/* --- Leasing ----------------------------------------------------------------------------------- */
+/* --- Leasing -----------------------------------------------------------------------------------
+ */
 
 static bool take_record(struct kvist_epoch *epoch, uint32_t *record_out)
 {
@@ -108,9 +108,8 @@ static bool take_record(struct kvist_epoch *epoch, uint32_t *record_out)
         return false;
     }
     *record_out = epoch->lease_next++;
-    atomic_store_explicit(&kvist_page_shared_header(epoch)->lease_high,
-                          epoch->lease_next,
-                          memory_order_release);
+    atomic_store_explicit(
+        &kvist_page_shared_header(epoch)->lease_high, epoch->lease_next, memory_order_release);
     return true;
 }
 
@@ -212,7 +211,8 @@ static size_t acquire_locked(struct kvist_pool *pool,
     return done;
 }
 
-/* --- Touching ---------------------------------------------------------------------------------- */
+/* --- Touching ----------------------------------------------------------------------------------
+ */
 
 static void touch_slot(struct kvist_epoch *epoch, const struct kvist_view *view, uint32_t slot)
 {
@@ -226,9 +226,8 @@ static void touch_slot(struct kvist_epoch *epoch, const struct kvist_view *view,
 }
 
 /* From the tail, so that leaves are older than the prefix that they stand on. */
-static void touch_leases_locked(struct kvist_pool *pool,
-                                const struct kvist_lease *leases,
-                                size_t lease_count)
+static void
+touch_leases_locked(struct kvist_pool *pool, const struct kvist_lease *leases, size_t lease_count)
 {
     const struct kvist_view *view = kvist_view_current_locked(pool);
     struct kvist_epoch *epoch = pool->client->current;
@@ -253,11 +252,10 @@ void kvist_pool_touch(struct kvist_pool *pool, const uint8_t *keys, size_t key_c
         while (batch-- > 0) {
             struct found_block found;
             key_count--;
-            if (view != NULL && find_block(client->current,
-                                           view,
-                                           keys + key_count * KVIST_KEY_BYTES,
-                                           &found,
-                                           &unmapped) == KVIST_PROBE_READY) {
+            if (view != NULL &&
+                find_block(
+                    client->current, view, keys + key_count * KVIST_KEY_BYTES, &found, &unmapped) ==
+                    KVIST_PROBE_READY) {
                 touch_slot(client->current, view, found.entry.slot);
             }
         }
@@ -265,7 +263,8 @@ void kvist_pool_touch(struct kvist_pool *pool, const uint8_t *keys, size_t key_c
     }
 }
 
-/* --- Acquire and release ----------------------------------------------------------------------- */
+/* --- Acquire and release -----------------------------------------------------------------------
+ */
 
 enum kvist_status kvist_pool_acquire(struct kvist_pool *pool,
                                      const uint8_t *keys,
@@ -333,7 +332,8 @@ void kvist_pool_release(struct kvist_pool *pool,
     }
 }
 
-/* --- Prefetch ---------------------------------------------------------------------------------- */
+/* --- Prefetch ----------------------------------------------------------------------------------
+ */
 
 static enum kvist_status
 post_prefetch_locked(struct kvist_pool *pool, const uint8_t *keys, size_t key_count)
@@ -378,7 +378,8 @@ kvist_pool_prefetch(struct kvist_pool *pool, const uint8_t *keys, size_t key_cou
     return status;
 }
 
-/* --- Verify ------------------------------------------------------------------------------------ */
+/* --- Verify ------------------------------------------------------------------------------------
+ */
 
 enum kvist_status kvist_pool_verify(struct kvist_pool *pool,
                                     const uint8_t key[KVIST_KEY_BYTES],

@@ -8,7 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define TURN_FRAMES_MAX 256U    /* handled before the pump looks at anything else */
+#define TURN_FRAMES_MAX 256U     /* handled before the pump looks at anything else */
 #define STABLE_US       1000000U /* a link that held so long starts its back-off anew */
 
 /* xorshift64: spreads clients that lost the same daemon; nothing secret. */
@@ -72,7 +72,8 @@ void kvist_link_drop(struct kvist_client *client, const struct kvist_error *why)
     }
 }
 
-/* --- Sending ----------------------------------------------------------------------------------- */
+/* --- Sending -----------------------------------------------------------------------------------
+ */
 
 static void watch_locked(struct kvist_client *client)
 {
@@ -91,8 +92,7 @@ static void watch_locked(struct kvist_client *client)
 
 static enum kvist_status flush_locked(struct kvist_client *client, struct kvist_error *err)
 {
-    enum kvist_status status =
-        kvist_frame_writer_flush(client->writer, client->socket_fd, err);
+    enum kvist_status status = kvist_frame_writer_flush(client->writer, client->socket_fd, err);
     if (status == KVIST_OK) {
         watch_locked(client);
     }
@@ -100,8 +100,8 @@ static enum kvist_status flush_locked(struct kvist_client *client, struct kvist_
 }
 
 /* Queue and try to send at once. What fails for good leaves the link broken. */
-static enum kvist_status
-send_locked(struct kvist_client *client, const Kvist__Wire__Envelope *envelope)
+static enum kvist_status send_locked(struct kvist_client *client,
+                                     const Kvist__Wire__Envelope *envelope)
 {
     enum kvist_status status = kvist_message_put(client->writer, envelope, NULL, 0, NULL);
     if (status == KVIST_BUSY) {
@@ -118,8 +118,8 @@ send_locked(struct kvist_client *client, const Kvist__Wire__Envelope *envelope)
     return KVIST_OK;
 }
 
-enum kvist_status
-kvist_link_post_locked(struct kvist_client *client, const Kvist__Wire__Envelope *envelope)
+enum kvist_status kvist_link_post_locked(struct kvist_client *client,
+                                         const Kvist__Wire__Envelope *envelope)
 {
     enum kvist_status status = KVIST_UNAVAILABLE;
     if (client->link == KVIST_LINK_UP && !client->broken) {
@@ -180,7 +180,8 @@ void kvist_link_post_unmapped_locked(struct kvist_client *client,
     (void)kvist_link_post_locked(client, &envelope);
 }
 
-/* --- Connecting -------------------------------------------------------------------------------- */
+/* --- Connecting --------------------------------------------------------------------------------
+ */
 
 static int open_socket(const struct kvist_client *client, struct kvist_error *err)
 {
@@ -261,11 +262,11 @@ drop:
     kvist_link_drop(client, &why);
 }
 
-/* --- Receiving --------------------------------------------------------------------------------- */
+/* --- Receiving ---------------------------------------------------------------------------------
+ */
 
-static enum kvist_status handle_frame(struct kvist_client *client,
-                                      struct kvist_frame *frame,
-                                      struct kvist_error *err)
+static enum kvist_status
+handle_frame(struct kvist_client *client, struct kvist_frame *frame, struct kvist_error *err)
 {
     Kvist__Wire__Envelope *envelope = NULL;
     enum kvist_status status =

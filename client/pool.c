@@ -5,7 +5,8 @@
 
 #define SHAPE_BYTES_MAX 64U
 
-/* --- Open -------------------------------------------------------------------------------------- */
+/* --- Open --------------------------------------------------------------------------------------
+ */
 
 static enum kvist_status check_identity(const struct kvist_pool_options *options,
                                         struct kvist_error *err)
@@ -170,7 +171,8 @@ enum kvist_status kvist_pool_open(struct kvist_client *client,
     return KVIST_OK;
 }
 
-/* --- Close ------------------------------------------------------------------------------------- */
+/* --- Close -------------------------------------------------------------------------------------
+ */
 
 /* Take the pool's view out of an epoch; nobody finds it there any more. */
 static struct kvist_view *
@@ -220,13 +222,11 @@ void kvist_pool_close(struct kvist_pool **pool_ref)
     }
     struct kvist_pool *pool = *pool_ref;
     struct kvist_client *client = pool->client;
-    *pool_ref = NULL;
     (void)pthread_mutex_lock(&client->pump_mutex);
     (void)pthread_mutex_lock(client->lock);
     kvist_grant_return_held_locked(client, pool);
     struct kvist_epoch *epoch = client->current;
-    struct kvist_view *view =
-        epoch != NULL ? detach_view_locked(client, epoch, pool->index) : NULL;
+    struct kvist_view *view = epoch != NULL ? detach_view_locked(client, epoch, pool->index) : NULL;
     epoch = client->retired;
     (void)pthread_mutex_unlock(client->lock);
     if (view != NULL) {
@@ -244,10 +244,12 @@ void kvist_pool_close(struct kvist_pool **pool_ref)
     client->pools[pool->index] = NULL;
     (void)pthread_mutex_unlock(client->lock);
     (void)pthread_mutex_unlock(&client->pump_mutex);
+    *pool_ref = NULL; /* last: callbacks may compare it */
     free_pool(pool);
 }
 
-/* --- Questions --------------------------------------------------------------------------------- */
+/* --- Questions ---------------------------------------------------------------------------------
+ */
 
 /* A rank of a read-only pool has what there is; of another one, at least one segment. */
 static bool is_mapped_locked(const struct kvist_pool *pool, const struct kvist_view *view)
@@ -266,8 +268,7 @@ static bool is_mapped_locked(const struct kvist_pool *pool, const struct kvist_v
 static bool is_ready_or_refused(const void *ctx)
 {
     const struct kvist_pool *pool = ctx;
-    if (pool->client->refused ||
-        (pool->state == KVIST_POOL_REFUSED && pool->retry_at_us == 0)) {
+    if (pool->client->refused || (pool->state == KVIST_POOL_REFUSED && pool->retry_at_us == 0)) {
         return true;
     }
     const struct kvist_view *view = kvist_view_current_locked(pool);
@@ -299,8 +300,7 @@ enum kvist_status
 kvist_pool_wait(struct kvist_pool *pool, uint64_t timeout_us, struct kvist_error *err)
 {
     struct kvist_client *client = pool->client;
-    enum kvist_status waited =
-        kvist_client_wait_for(client, is_ready_or_refused, pool, timeout_us);
+    enum kvist_status waited = kvist_client_wait_for(client, is_ready_or_refused, pool, timeout_us);
     (void)pthread_mutex_lock(client->lock);
     struct kvist_error why = KVIST_ERROR_INIT;
     if (waited != KVIST_OK) {

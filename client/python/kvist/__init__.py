@@ -1,0 +1,73 @@
+"""kvist: shared KV cache for LLM inference engines.
+
+This package is the C binding of libkvist and of the copy library; see _kvist.pyi for what the
+objects do, and client/include/kvist/client.h for the guide. kvist.vllm is the vLLM plugin.
+"""
+
+from kvist._kvist import (
+    BLOCK_BYTES_MAX,
+    BLOCK_BYTES_MIN,
+    COPY_RANGES_MAX,
+    COPY_TENSORS_MAX,
+    DIRECT,
+    ENGINE,
+    HOST,
+    KEY_BYTES,
+    LOAD,
+    LOADING,
+    MISS,
+    NVME,
+    RANKS_MAX,
+    READY,
+    SCHEDULER,
+    SESSION_POOLS_MAX,
+    STAGED,
+    STORE,
+    TAKE_BYTES,
+    TOOL,
+    WORKER,
+    Client,
+    Copy,
+    Error,
+    Layout,
+    Leases,
+    Pool,
+    Takes,
+    copy_available,
+    pack_keys,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BLOCK_BYTES_MAX",
+    "BLOCK_BYTES_MIN",
+    "COPY_RANGES_MAX",
+    "COPY_TENSORS_MAX",
+    "DIRECT",
+    "ENGINE",
+    "HOST",
+    "KEY_BYTES",
+    "LOAD",
+    "LOADING",
+    "MISS",
+    "NVME",
+    "RANKS_MAX",
+    "READY",
+    "SCHEDULER",
+    "SESSION_POOLS_MAX",
+    "STAGED",
+    "STORE",
+    "TAKE_BYTES",
+    "TOOL",
+    "WORKER",
+    "Client",
+    "Copy",
+    "Error",
+    "Layout",
+    "Leases",
+    "Pool",
+    "Takes",
+    "copy_available",
+    "pack_keys",
+]
