@@ -1,6 +1,7 @@
 #include "proto/wire/message.h"
 
 #include "proto/base/check.h"
+#include "proto/base/fault.h"
 
 #include <kvist/version.h>
 
@@ -11,7 +12,7 @@
 #define SESSION_ID_BYTES   16U
 #define PARENT_TAG_BYTES   8U
 #define SMALL_BYTES        1024U
-#define UNPACK_HEADER      16U /* malloc keeps its alignment behind it */
+#define UNPACK_HEADER      16U /* what malloc itself takes for an allocation */
 #define SLOTS_MAX          (KVIST_SEGMENTS_MAX * (KVIST_SEGMENT_BYTES_MAX / KVIST_BLOCK_BYTES_MIN))
 #define PROCESSES_MAX      (KVIST_RANKS_MAX + 1U)
 #define IDENTITY_SHAPE_MAX KVIST_KEY_BYTES
@@ -470,6 +471,7 @@ check_envelope(const Kvist__Wire__Envelope *envelope, bool from_client, struct k
  */
 struct unpack_budget {
     size_t left;
+    bool out_of_memory;
 };
 
 static void *budget_alloc(void *ctx, size_t bytes)
@@ -479,7 +481,9 @@ static void *budget_alloc(void *ctx, size_t bytes)
         return NULL;
     }
     budget->left -= bytes + UNPACK_HEADER;
-    return malloc(bytes);
+    void *memory = kvist_fault_point("message.alloc") ? NULL : malloc(bytes);
+    budget->out_of_memory = budget->out_of_memory || memory == NULL;
+    return memory;
 }
 
 static void budget_free(void *ctx, void *pointer)
@@ -501,6 +505,14 @@ enum kvist_status kvist_message_unpack(const uint8_t *bytes,
         .allocator_data = &budget,
     };
     Kvist__Wire__Envelope *envelope = kvist__wire__envelope__unpack(&allocator, length, bytes);
+    if (envelope == NULL && budget.out_of_memory) {
+        return kvist_error_set(err,
+                               KVIST_NO_MEMORY,
+                               ENOMEM,
+                               "message",
+                               "no memory for a message of %zu bytes",
+                               length);
+    }
     if (envelope == NULL) {
         return kvist_error_set(
             err, KVIST_PROTOCOL, 0, "peer", "%zu bytes that are no message, or too big", length);
@@ -577,7 +589,10 @@ enum kvist_status kvist_message_put(struct kvist_frame_writer *writer,
         return kvist_error_set(
             err, KVIST_INVALID, 0, "message", "message of %zu bytes is over a frame", length);
     }
-    uint8_t *bytes = length <= sizeof(small) ? small : malloc(length);
+    uint8_t *bytes = small;
+    if (length > sizeof(small)) {
+        bytes = kvist_fault_point("message.alloc") ? NULL : malloc(length);
+    }
     if (bytes == NULL) {
         return kvist_error_set(
             err, KVIST_NO_MEMORY, ENOMEM, "message", "no memory for %zu bytes", length);

@@ -17,7 +17,8 @@
  * Threads     any
  * Limits      limits.h; a message unpacks to at most KVIST_MESSAGE_MEMORY_MAX bytes of heap,
  *             whatever its sender has nested into it
- * Errors      PROTOCOL with a sentence: close the connection. NO_MEMORY.
+ * Errors      PROTOCOL with a sentence: close the connection. NO_MEMORY: so too, it is lost.
+ * Faults      message.alloc
  */
 #ifndef KVIST_WIRE_MESSAGE_H
 #define KVIST_WIRE_MESSAGE_H

@@ -1,5 +1,6 @@
 /* message: every limit of every body, the wrong side's bodies, garbage. */
 #include "proto/base/check.h"
+#include "proto/base/fault.h"
 #include "proto/wire/message.h"
 #include "tests/support/unit.h"
 
@@ -617,6 +618,26 @@ static void memory_is_bounded(void)
     free(bytes);
 }
 
+/* Each allocation of an unpacking fails once: nothing leaks, and the next one works. */
+static void no_memory_is_no_protocol_error(void)
+{
+    static const uint8_t bytes[] = {8, 1, 0x52, 6, 8, 1, 0x42, 2, 'm', 'e'}; /* hello of a tool */
+    envelope_type *envelope = NULL;
+    kvist_fault_arm("message.alloc", 0, false);
+    KVIST_TEST_STATUS(kvist_message_unpack(bytes, sizeof(bytes), true, &envelope, NULL), KVIST_OK);
+    uint64_t count = kvist_fault_disarm();
+    KVIST_TEST_EQUAL(count, 3);
+    kvist_message_free(&envelope);
+    for (uint64_t nth = 1; nth <= count; nth++) {
+        kvist_fault_arm("message.alloc", nth, false);
+        KVIST_TEST_STATUS(kvist_message_unpack(bytes, sizeof(bytes), true, &envelope, NULL),
+                          KVIST_NO_MEMORY);
+        (void)kvist_fault_disarm();
+        KVIST_TEST_TRUE(envelope == NULL);
+    }
+    KVIST_TEST_STATUS(unpack(bytes, sizeof(bytes), true), KVIST_OK);
+}
+
 /* --- Through a socket --------------------------------------------------------------------------
  */
 
@@ -675,6 +696,9 @@ static void a_message_over_a_frame_is_refused(void)
     KVIST_TEST_STATUS(kvist_message_put(writer, &envelope, NULL, 0, &err), KVIST_INVALID);
     KVIST_TEST_TRUE(strstr(err.text, "over a frame") != NULL);
     body.n_metrics = 100; /* longer than what is packed on the stack */
+    kvist_fault_arm("message.alloc", 1, false);
+    KVIST_TEST_STATUS(kvist_message_put(writer, &envelope, NULL, 0, NULL), KVIST_NO_MEMORY);
+    (void)kvist_fault_disarm();
     KVIST_TEST_STATUS(kvist_message_put(writer, &envelope, NULL, 0, NULL), KVIST_OK);
     KVIST_TEST_TRUE(kvist_frame_writer_pending_bytes(writer) > 100 * KVIST_TEXT_BYTES_MAX);
     kvist_frame_writer_destroy(&writer);
@@ -710,6 +734,7 @@ int main(void)
         {"an unknown body passes", an_unknown_body_passes},
         {"garbage and truncation are refused", garbage_and_truncation_are_refused},
         {"memory is bounded", memory_is_bounded},
+        {"no memory is no protocol error", no_memory_is_no_protocol_error},
         {"a message passes with its fd", a_message_passes_with_its_fd},
         {"a message over a frame is refused", a_message_over_a_frame_is_refused},
     };
