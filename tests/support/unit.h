@@ -9,6 +9,7 @@
 #include <CUnit/CUnit.h>
 
 #include <stdint.h>
+#include <stdlib.h>
 
 struct kvist_unit_case {
     const char *name;

@@ -1,0 +1,887 @@
+#include "storage/extent.h"
+
+#include "proto/base/check.h"
+#include "proto/base/fault.h"
+#include "proto/key/checksum.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define PAGE             KVIST_RECORD_PAGE_BYTES
+#define EXTENT_MAGIC     0x315458455453564bULL
+#define EXTENT_VERSION   1U
+#define NAME_BYTES       16
+#define NAME_DIGITS      8
+#define TREE_BYTES       (32U << 10) /* block maps of a file system, beside the blocks */
+#define DISK_SPARE_BYTES (4U << 20)  /* left on a nearly full disk, for the index */
+#define TENANT_NONE      UINT32_MAX
+
+enum extent_state {
+    EXTENT_OPEN,
+    EXTENT_SEALED,
+    EXTENT_DRAINING,
+};
+
+struct extent_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t number;
+    uint64_t file_bytes;
+    uint64_t expires_us;           /* 0: never; for later */
+    uint8_t encryption_key_id[32]; /* zeros: none; for later */
+    char tenant[KVIST_TENANT_BYTES_MAX + 1];
+    uint8_t zero[PAGE - 136];
+    uint64_t header_checksum; /* XXH3-64 of all before */
+};
+
+_Static_assert(sizeof(struct extent_header) == PAGE, "one page");
+
+struct kvist_extent {
+    uint32_t number;
+    uint32_t tenant;
+    int fd;
+    bool direct;
+    bool retired;
+    bool found; /* at start, not made by this process */
+    enum extent_state state;
+    uint32_t loans;
+    uint32_t writers; /* loans of reserve */
+    uint64_t file_bytes;
+    uint64_t append_bytes; /* end of the last record, or of what is known of it */
+    uint64_t disk_bytes;
+    int64_t blocks;
+    int64_t block_bytes;
+    _Atomic bool dirty;
+    _Atomic uint64_t *hits; /* a bit for each KVIST_EXTENT_HIT_BYTES */
+};
+
+struct tenant {
+    char name[KVIST_TENANT_BYTES_MAX + 1];
+    struct kvist_extent *open; /* NULL: none */
+    uint64_t bytes;            /* scratch of kvist_extents_victim() */
+};
+
+struct kvist_extents {
+    int directory_fd;
+    bool direct;
+    pthread_mutex_t lock; /* all below, and the plain members of every extent */
+    uint32_t number_last;
+    uint64_t retired_bytes; /* of removed files that are still open */
+    struct tenant *tenants;
+    uint32_t tenant_count;
+    uint32_t extent_count;
+    struct kvist_extent *extents[KVIST_EXTENTS_MAX]; /* by number */
+};
+
+static void lock(struct kvist_extents *extents)
+{
+    (void)pthread_mutex_lock(&extents->lock);
+}
+
+static void unlock(struct kvist_extents *extents)
+{
+    (void)pthread_mutex_unlock(&extents->lock);
+}
+
+static void name_format(uint32_t number, char name_out[NAME_BYTES])
+{
+    (void)snprintf(name_out, NAME_BYTES, "%08u", number);
+}
+
+/* 0 for a name that is no extent's. */
+static uint32_t name_parse(const char *name)
+{
+    uint32_t number = 0;
+    size_t length = strlen(name);
+    for (size_t index = 0; index < length; index++) {
+        if (name[index] < '0' || name[index] > '9') {
+            return 0;
+        }
+        number = number * 10 + (uint32_t)(name[index] - '0');
+    }
+    return length == NAME_DIGITS ? number : 0;
+}
+
+static uint64_t header_checksum(const struct extent_header *header)
+{
+    return kvist_checksum(header, offsetof(struct extent_header, header_checksum), 0);
+}
+
+static uint64_t disk_bytes_of(int fd, uint64_t at_least)
+{
+    struct stat state;
+    uint64_t bytes = fstat(fd, &state) == 0 ? (uint64_t)state.st_blocks * 512 : 0;
+    return bytes > at_least ? bytes : at_least;
+}
+
+static size_t hit_words(uint64_t file_bytes)
+{
+    return (size_t)(file_bytes / KVIST_EXTENT_HIT_BYTES / 64) + 1;
+}
+
+static struct kvist_extent *extent_new(int fd, bool direct, uint32_t number, uint64_t file_bytes)
+{
+    struct kvist_extent *extent = calloc(1, sizeof(*extent));
+    if (extent == NULL) {
+        return NULL;
+    }
+    extent->hits = calloc(hit_words(file_bytes), sizeof(extent->hits[0]));
+    if (extent->hits == NULL) {
+        free(extent);
+        return NULL;
+    }
+    extent->fd = fd;
+    extent->direct = direct;
+    extent->number = number;
+    extent->file_bytes = file_bytes;
+    extent->append_bytes = PAGE;
+    return extent;
+}
+
+/* Closes the file. */
+static void extent_free(struct kvist_extent *extent)
+{
+    (void)close(extent->fd);
+    free(extent->hits);
+    free(extent);
+}
+
+/* Position of the first extent whose number is not below. */
+static uint32_t position_locked(const struct kvist_extents *extents, uint32_t number)
+{
+    uint32_t low = 0;
+    uint32_t high = extents->extent_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (extents->extents[middle]->number < number) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static struct kvist_extent *find_locked(const struct kvist_extents *extents, uint32_t number)
+{
+    uint32_t position = position_locked(extents, number);
+    if (position < extents->extent_count && extents->extents[position]->number == number) {
+        return extents->extents[position];
+    }
+    return NULL;
+}
+
+static void insert_locked(struct kvist_extents *extents, struct kvist_extent *extent)
+{
+    uint32_t position = position_locked(extents, extent->number);
+    KVIST_CHECK(extents->extent_count < KVIST_EXTENTS_MAX);
+    memmove(&extents->extents[position + 1],
+            &extents->extents[position],
+            (extents->extent_count - position) * sizeof(extents->extents[0]));
+    extents->extents[position] = extent;
+    extents->extent_count++;
+}
+
+static enum kvist_status
+tenant_locked(struct kvist_extents *extents, const char *name, uint32_t *tenant_out)
+{
+    for (uint32_t index = 0; index < extents->tenant_count; index++) {
+        if (strcmp(extents->tenants[index].name, name) == 0) {
+            *tenant_out = index;
+            return KVIST_OK;
+        }
+    }
+    struct tenant *grown =
+        realloc(extents->tenants, (extents->tenant_count + 1) * sizeof(extents->tenants[0]));
+    if (grown == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    extents->tenants = grown;
+    struct tenant *tenant = &grown[extents->tenant_count];
+    memset(tenant, 0, sizeof(*tenant));
+    (void)snprintf(tenant->name, sizeof(tenant->name), "%s", name);
+    *tenant_out = extents->tenant_count++;
+    return KVIST_OK;
+}
+
+enum kvist_status
+kvist_extents_tenant(struct kvist_extents *extents, const char *name, uint32_t *tenant_out)
+{
+    lock(extents);
+    enum kvist_status status = tenant_locked(extents, name, tenant_out);
+    unlock(extents);
+    return status;
+}
+
+/* The header of a file, checked. */
+static bool header_read(int fd, uint32_t number, struct extent_header *page)
+{
+    if (pread(fd, page, PAGE, 0) != PAGE) {
+        return false;
+    }
+    return page->magic == EXTENT_MAGIC && page->version == EXTENT_VERSION &&
+           page->number == number && page->header_checksum == header_checksum(page) &&
+           memchr(page->tenant, '\0', sizeof(page->tenant)) != NULL;
+}
+
+/* Take up one file that was found. One with a broken header was never finished, and goes. */
+static enum kvist_status
+adopt(struct kvist_extents *extents, uint32_t number, struct extent_header *page)
+{
+    char name[NAME_BYTES];
+    name_format(number, name);
+    int direct_flag = extents->direct ? O_DIRECT : 0;
+    int fd = openat(extents->directory_fd, name, O_RDWR | O_CLOEXEC | direct_flag);
+    if (fd < 0) {
+        return kvist_status_from_errno(errno);
+    }
+    struct stat state;
+    if (!header_read(fd, number, page) || fstat(fd, &state) != 0 || state.st_size < PAGE ||
+        extents->extent_count >= KVIST_EXTENTS_MAX) {
+        (void)unlinkat(extents->directory_fd, name, 0);
+        (void)close(fd);
+        return KVIST_OK;
+    }
+    uint64_t file_bytes = (uint64_t)state.st_size / PAGE * PAGE;
+    struct kvist_extent *extent = extent_new(fd, extents->direct, number, file_bytes);
+    if (extent == NULL || tenant_locked(extents, page->tenant, &extent->tenant) != KVIST_OK) {
+        if (extent != NULL) {
+            free(extent->hits);
+            free(extent);
+        }
+        (void)close(fd);
+        return KVIST_NO_MEMORY;
+    }
+    extent->found = true;
+    extent->state = EXTENT_SEALED;
+    extent->disk_bytes = disk_bytes_of(fd, file_bytes);
+    insert_locked(extents, extent);
+    return KVIST_OK;
+}
+
+static enum kvist_status
+scan(struct kvist_extents *extents, const char *directory, struct kvist_error *err)
+{
+    DIR *listing = opendir(directory);
+    struct extent_header *page = aligned_alloc(PAGE, PAGE);
+    enum kvist_status status = KVIST_OK;
+    if (listing == NULL) {
+        status = kvist_error_set_errno(err, errno, "opendir", "cannot list %s", directory);
+    } else if (page == NULL) {
+        status = kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory to open extents");
+    }
+    while (status == KVIST_OK) {
+        errno = 0;
+        const struct dirent *entry = readdir(listing); /* NOLINT(concurrency-mt-unsafe): own DIR */
+        if (entry == NULL) {
+            if (errno != 0) {
+                status = kvist_error_set_errno(err, errno, "readdir", "cannot list %s", directory);
+            }
+            break;
+        }
+        uint32_t number = name_parse(entry->d_name);
+        if (number == 0) {
+            continue;
+        }
+        if (number > extents->number_last) {
+            extents->number_last = number;
+        }
+        status = adopt(extents, number, page);
+        if (status != KVIST_OK) {
+            (void)kvist_error_set(err,
+                                  status,
+                                  0,
+                                  "tier",
+                                  "cannot open extent %u in %s (%s)",
+                                  number,
+                                  directory,
+                                  kvist_status_text(status));
+        }
+    }
+    free(page);
+    if (listing != NULL) {
+        (void)closedir(listing);
+    }
+    return status;
+}
+
+enum kvist_status kvist_extents_open(const char *directory,
+                                     bool direct,
+                                     uint32_t number_floor,
+                                     struct kvist_extents **extents_out,
+                                     struct kvist_error *err)
+{
+    struct kvist_extents *extents = calloc(1, sizeof(*extents));
+    if (extents == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for extents");
+    }
+    (void)pthread_mutex_init(&extents->lock, NULL);
+    extents->direct = direct;
+    extents->number_last = number_floor;
+    extents->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    enum kvist_status status =
+        extents->directory_fd < 0
+            ? kvist_error_set_errno(err, errno, "open", "cannot open %s", directory)
+            : scan(extents, directory, err);
+    if (status != KVIST_OK) {
+        kvist_extents_close(&extents);
+        return status;
+    }
+    *extents_out = extents;
+    return KVIST_OK;
+}
+
+void kvist_extents_close(struct kvist_extents **extents_inout)
+{
+    struct kvist_extents *extents = *extents_inout;
+    if (extents == NULL) {
+        return;
+    }
+    KVIST_CHECK(extents->retired_bytes == 0);
+    for (uint32_t index = 0; index < extents->extent_count; index++) {
+        KVIST_CHECK(extents->extents[index]->loans == 0);
+        extent_free(extents->extents[index]);
+    }
+    if (extents->directory_fd >= 0) {
+        (void)close(extents->directory_fd);
+    }
+    (void)pthread_mutex_destroy(&extents->lock);
+    free(extents->tenants);
+    free(extents);
+    *extents_inout = NULL;
+}
+
+uint64_t kvist_extent_file_bytes(uint64_t extent_bytes, uint64_t record_bytes)
+{
+    uint64_t needed = PAGE + record_bytes;
+    return extent_bytes > needed ? extent_bytes : needed;
+}
+
+enum kvist_status kvist_extents_reserve(struct kvist_extents *extents,
+                                        uint32_t tenant,
+                                        uint64_t record_bytes,
+                                        struct kvist_extent **extent_out,
+                                        uint64_t *offset_out)
+{
+    enum kvist_status status = KVIST_NO_SPACE;
+    lock(extents);
+    struct kvist_extent *extent = extents->tenants[tenant].open;
+    if (extent != NULL && record_bytes <= extent->file_bytes - extent->append_bytes) {
+        *offset_out = extent->append_bytes;
+        *extent_out = extent;
+        extent->append_bytes += record_bytes;
+        extent->loans++;
+        extent->writers++;
+        status = KVIST_OK;
+    }
+    unlock(extents);
+    return status;
+}
+
+void kvist_extents_unreserve(struct kvist_extents *extents,
+                             struct kvist_extent *extent,
+                             uint64_t offset,
+                             uint64_t record_bytes)
+{
+    lock(extents);
+    if (extent->state == EXTENT_OPEN && extent->append_bytes == offset + record_bytes) {
+        extent->append_bytes = offset;
+    }
+    unlock(extents);
+}
+
+enum kvist_status kvist_extents_acquire(struct kvist_extents *extents,
+                                        uint32_t number,
+                                        struct kvist_extent **extent_out)
+{
+    lock(extents);
+    struct kvist_extent *extent = find_locked(extents, number);
+    if (extent != NULL) {
+        extent->loans++;
+        *extent_out = extent;
+    }
+    unlock(extents);
+    return extent != NULL ? KVIST_OK : KVIST_NOT_FOUND;
+}
+
+static void release(struct kvist_extents *extents, struct kvist_extent **extent_inout, bool writer)
+{
+    struct kvist_extent *extent = *extent_inout;
+    if (extent == NULL) {
+        return;
+    }
+    *extent_inout = NULL;
+    lock(extents);
+    KVIST_CHECK(extent->loans > 0);
+    extent->loans--;
+    if (writer) {
+        extent->writers--;
+    }
+    bool last = extent->retired && extent->loans == 0;
+    uint64_t disk_bytes = extent->disk_bytes;
+    unlock(extents);
+    if (last) {
+        extent_free(extent);
+        lock(extents);
+        extents->retired_bytes -= disk_bytes;
+        unlock(extents);
+    }
+}
+
+void kvist_extents_release(struct kvist_extents *extents, struct kvist_extent **extent)
+{
+    release(extents, extent, false);
+}
+
+void kvist_extents_release_reserved(struct kvist_extents *extents, struct kvist_extent **extent)
+{
+    release(extents, extent, true);
+}
+
+/* Allocate all of a file now: a write must not meet a full disk, nor another block's place. */
+static int file_fill(int directory_fd, int fd, uint64_t file_bytes)
+{
+    struct statvfs room;
+    if (fstatvfs(directory_fd, &room) == 0 &&
+        (uint64_t)room.f_bavail * room.f_frsize < file_bytes + DISK_SPARE_BYTES) {
+        return ENOSPC;
+    }
+    if (fallocate(fd, 0, 0, (off_t)file_bytes) == 0) {
+        return 0;
+    }
+    if (errno != EOPNOTSUPP && errno != ENOSYS) {
+        return errno;
+    }
+    return ftruncate(fd, (off_t)file_bytes) == 0 ? 0 : errno;
+}
+
+static int header_write(int fd, uint32_t number, const char *tenant, uint64_t file_bytes)
+{
+    struct extent_header *page = aligned_alloc(PAGE, PAGE);
+    if (page == NULL) {
+        return ENOMEM;
+    }
+    memset(page, 0, PAGE);
+    page->magic = EXTENT_MAGIC;
+    page->version = EXTENT_VERSION;
+    page->number = number;
+    page->file_bytes = file_bytes;
+    (void)snprintf(page->tenant, sizeof(page->tenant), "%s", tenant);
+    page->header_checksum = header_checksum(page);
+    ssize_t written = pwrite(fd, page, PAGE, 0);
+    int failure = 0;
+    if (written != PAGE) {
+        failure = written < 0 ? errno : EIO;
+    }
+    free(page);
+    return failure;
+}
+
+/* A new file with its header; removed again when that fails. 0 or errno. */
+static int file_make(struct kvist_extents *extents,
+                     uint32_t number,
+                     const char *tenant,
+                     uint64_t file_bytes,
+                     int *fd_out)
+{
+    if (kvist_fault_point("tier.extent.make")) {
+        return ENOSPC;
+    }
+    char name[NAME_BYTES];
+    name_format(number, name);
+    int flags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | (extents->direct ? O_DIRECT : 0);
+    int fd = openat(extents->directory_fd, name, flags, 0600);
+    if (fd < 0) {
+        return errno;
+    }
+    int failure = file_fill(extents->directory_fd, fd, file_bytes);
+    if (failure == 0) {
+        failure = header_write(fd, number, tenant, file_bytes);
+    }
+    if (failure != 0) {
+        (void)unlinkat(extents->directory_fd, name, 0);
+        (void)close(fd);
+        return failure;
+    }
+    *fd_out = fd;
+    return 0;
+}
+
+/* Give the unused end of a file back. */
+static void extent_trim(struct kvist_extents *extents, struct kvist_extent *extent)
+{
+    lock(extents);
+    uint64_t end_bytes = extent->append_bytes;
+    bool shorter = end_bytes < extent->file_bytes;
+    unlock(extents);
+    if (shorter && ftruncate(extent->fd, (off_t)end_bytes) == 0) {
+        uint64_t disk_bytes = disk_bytes_of(extent->fd, end_bytes);
+        lock(extents);
+        extent->file_bytes = end_bytes;
+        extent->disk_bytes = disk_bytes;
+        unlock(extents);
+    }
+}
+
+enum kvist_status kvist_extents_make(struct kvist_extents *extents,
+                                     uint32_t tenant,
+                                     uint64_t file_bytes,
+                                     struct kvist_error *err)
+{
+    char tenant_name[KVIST_TENANT_BYTES_MAX + 1];
+    file_bytes = (file_bytes + PAGE - 1) / PAGE * PAGE;
+    lock(extents);
+    bool full = extents->extent_count >= KVIST_EXTENTS_MAX ||
+                extents->number_last >= KVIST_EXTENT_NUMBER_MAX;
+    uint32_t number = full ? 0 : ++extents->number_last;
+    memcpy(tenant_name, extents->tenants[tenant].name, sizeof(tenant_name));
+    unlock(extents);
+    if (full) {
+        return kvist_error_set(err, KVIST_NO_SPACE, 0, "tier", "too many extents");
+    }
+    int fd = -1;
+    int failure = file_make(extents, number, tenant_name, file_bytes, &fd);
+    if (failure != 0) {
+        return kvist_error_set_errno(err,
+                                     failure,
+                                     "extent",
+                                     "cannot make an extent of %llu MiB",
+                                     (unsigned long long)(file_bytes >> 20));
+    }
+    struct kvist_extent *extent = extent_new(fd, extents->direct, number, file_bytes);
+    if (extent == NULL) {
+        char name[NAME_BYTES];
+        name_format(number, name);
+        (void)unlinkat(extents->directory_fd, name, 0);
+        (void)close(fd);
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for an extent");
+    }
+    extent->tenant = tenant;
+    extent->state = EXTENT_OPEN;
+    extent->disk_bytes = disk_bytes_of(fd, file_bytes) + TREE_BYTES;
+    atomic_store(&extent->dirty, true);
+    lock(extents);
+    struct kvist_extent *before = extents->tenants[tenant].open;
+    extents->tenants[tenant].open = extent;
+    insert_locked(extents, extent);
+    if (before != NULL) {
+        before->state = EXTENT_SEALED;
+        before->loans++;
+    }
+    unlock(extents);
+    if (before != NULL) {
+        extent_trim(extents, before);
+        kvist_extents_release(extents, &before);
+    }
+    return KVIST_OK;
+}
+
+/* Whether a is a better victim than b: sealed before open, empty before full, then the older. */
+static bool victim_before(const struct kvist_extent *a, const struct kvist_extent *b)
+{
+    if (b == NULL) {
+        return true;
+    }
+    if ((a->state == EXTENT_SEALED) != (b->state == EXTENT_SEALED)) {
+        return a->state == EXTENT_SEALED;
+    }
+    return a->number < b->number;
+}
+
+static bool may_go(const struct kvist_extent *extent)
+{
+    return extent->writers == 0 && extent->state != EXTENT_DRAINING;
+}
+
+/* The tenant that has most, of those with something that can go; shares are equal. */
+static uint32_t most_over_locked(struct kvist_extents *extents, uint32_t tenant, uint64_t asked)
+{
+    uint32_t most = TENANT_NONE;
+    for (uint32_t index = 0; index < extents->tenant_count; index++) {
+        extents->tenants[index].bytes = index == tenant ? asked : 0;
+    }
+    for (uint32_t index = 0; index < extents->extent_count; index++) {
+        const struct kvist_extent *extent = extents->extents[index];
+        extents->tenants[extent->tenant].bytes += extent->disk_bytes;
+    }
+    for (uint32_t index = 0; index < extents->extent_count; index++) {
+        uint32_t owner = extents->extents[index]->tenant;
+        if (may_go(extents->extents[index]) &&
+            (most == TENANT_NONE || extents->tenants[owner].bytes > extents->tenants[most].bytes)) {
+            most = owner;
+        }
+    }
+    return most;
+}
+
+enum kvist_status kvist_extents_victim(struct kvist_extents *extents,
+                                       uint32_t tenant,
+                                       uint64_t file_bytes,
+                                       bool empty_only,
+                                       uint32_t *number_out)
+{
+    const struct kvist_extent *victim = NULL;
+    lock(extents);
+    for (uint32_t index = 0; index < extents->extent_count && victim == NULL; index++) {
+        const struct kvist_extent *extent = extents->extents[index];
+        if (may_go(extent) && extent->state == EXTENT_SEALED && extent->blocks == 0) {
+            victim = extent;
+        }
+    }
+    if (victim == NULL && !empty_only) {
+        uint32_t owner = most_over_locked(extents, tenant, file_bytes);
+        for (uint32_t index = 0; index < extents->extent_count; index++) {
+            const struct kvist_extent *extent = extents->extents[index];
+            if (extent->tenant == owner && may_go(extent) && victim_before(extent, victim)) {
+                victim = extent;
+            }
+        }
+    }
+    uint32_t number = victim != NULL ? victim->number : 0;
+    unlock(extents);
+    if (number == 0) {
+        return KVIST_NOT_FOUND;
+    }
+    *number_out = number;
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_extents_drain(struct kvist_extents *extents, uint32_t number)
+{
+    lock(extents);
+    struct kvist_extent *extent = find_locked(extents, number);
+    enum kvist_status status = KVIST_NOT_FOUND;
+    if (extent != NULL) {
+        status = may_go(extent) ? KVIST_OK : KVIST_BUSY;
+    }
+    if (status == KVIST_OK) {
+        if (extents->tenants[extent->tenant].open == extent) {
+            extents->tenants[extent->tenant].open = NULL;
+        }
+        extent->state = EXTENT_DRAINING;
+    }
+    unlock(extents);
+    return status;
+}
+
+void kvist_extents_undrain(struct kvist_extents *extents, uint32_t number)
+{
+    lock(extents);
+    struct kvist_extent *extent = find_locked(extents, number);
+    if (extent != NULL && extent->state == EXTENT_DRAINING) {
+        extent->state = EXTENT_SEALED;
+    }
+    unlock(extents);
+}
+
+void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
+{
+    char name[NAME_BYTES];
+    name_format(number, name);
+    lock(extents);
+    uint32_t position = position_locked(extents, number);
+    struct kvist_extent *extent = find_locked(extents, number);
+    if (extent == NULL) {
+        unlock(extents);
+        return;
+    }
+    KVIST_CHECK(extent->writers == 0);
+    if (extents->tenants[extent->tenant].open == extent) {
+        extents->tenants[extent->tenant].open = NULL;
+    }
+    extents->extent_count--;
+    memmove(&extents->extents[position],
+            &extents->extents[position + 1],
+            (extents->extent_count - position) * sizeof(extents->extents[0]));
+    extent->retired = true;
+    extent->loans++;
+    extents->retired_bytes += extent->disk_bytes;
+    unlock(extents);
+    (void)unlinkat(extents->directory_fd, name, 0);
+    kvist_extents_release(extents, &extent);
+}
+
+void kvist_extents_account(struct kvist_extents *extents,
+                           uint32_t number,
+                           int64_t blocks,
+                           int64_t block_bytes)
+{
+    lock(extents);
+    struct kvist_extent *extent = find_locked(extents, number);
+    if (extent != NULL) {
+        extent->blocks += blocks;
+        extent->block_bytes += block_bytes;
+    }
+    unlock(extents);
+}
+
+void kvist_extents_trim(struct kvist_extents *extents, uint32_t number)
+{
+    struct kvist_extent *extent = NULL;
+    if (kvist_extents_acquire(extents, number, &extent) == KVIST_OK) {
+        if (extent->found) {
+            extent_trim(extents, extent);
+        }
+        kvist_extents_release(extents, &extent);
+    }
+}
+
+bool kvist_extents_holds(struct kvist_extents *extents, const struct kvist_tier_record *record)
+{
+    uint64_t end_bytes = record->offset + kvist_record_bytes(record->block.block_bytes);
+    lock(extents);
+    struct kvist_extent *extent = find_locked(extents, record->block.extent);
+    bool holds = extent != NULL && record->offset >= PAGE && record->offset % PAGE == 0 &&
+                 record->block.block_bytes <= KVIST_BLOCK_BYTES_MAX &&
+                 record->offset < extent->file_bytes && end_bytes <= extent->file_bytes;
+    if (holds && extent->found && end_bytes > extent->append_bytes) {
+        extent->append_bytes = end_bytes;
+    }
+    unlock(extents);
+    return holds;
+}
+
+size_t kvist_extents_list(struct kvist_extents *extents,
+                          uint32_t number_max,
+                          uint32_t *numbers_out,
+                          size_t capacity)
+{
+    size_t count = 0;
+    lock(extents);
+    while (count < capacity && count < extents->extent_count &&
+           extents->extents[count]->number <= number_max) {
+        numbers_out[count] = extents->extents[count]->number;
+        count++;
+    }
+    unlock(extents);
+    return count;
+}
+
+uint32_t kvist_extents_number_last(struct kvist_extents *extents)
+{
+    lock(extents);
+    uint32_t number = extents->number_last;
+    unlock(extents);
+    return number;
+}
+
+enum kvist_status kvist_extents_sync(struct kvist_extents *extents, struct kvist_error *err)
+{
+    enum kvist_status status = KVIST_OK;
+    uint32_t number = 0;
+    for (;;) {
+        lock(extents);
+        uint32_t position = position_locked(extents, number + 1);
+        struct kvist_extent *extent =
+            position < extents->extent_count ? extents->extents[position] : NULL;
+        if (extent != NULL) {
+            number = extent->number;
+            extent->loans++;
+        }
+        unlock(extents);
+        if (extent == NULL) {
+            break;
+        }
+        if (atomic_exchange(&extent->dirty, false) && fdatasync(extent->fd) != 0) {
+            status = kvist_error_set_errno(err, errno, "fdatasync", "cannot sync extents");
+            atomic_store(&extent->dirty, true);
+        }
+        kvist_extents_release(extents, &extent);
+    }
+    if (fsync(extents->directory_fd) != 0 && status == KVIST_OK) {
+        status = kvist_error_set_errno(err, errno, "fsync", "cannot sync the extents' directory");
+    }
+    return status;
+}
+
+void kvist_extents_totals(struct kvist_extents *extents, struct kvist_extents_totals *totals_out)
+{
+    struct kvist_extents_totals totals = {0};
+    int64_t blocks = 0;
+    int64_t block_bytes = 0;
+    lock(extents);
+    totals.extents = extents->extent_count;
+    totals.disk_bytes = extents->retired_bytes;
+    totals.retired_bytes = extents->retired_bytes;
+    for (uint32_t index = 0; index < extents->extent_count; index++) {
+        const struct kvist_extent *extent = extents->extents[index];
+        blocks += extent->blocks;
+        block_bytes += extent->block_bytes;
+        totals.disk_bytes += extent->disk_bytes;
+        if (extent->state == EXTENT_OPEN) {
+            totals.unfilled_bytes += extent->file_bytes - extent->append_bytes;
+        }
+    }
+    unlock(extents);
+    totals.blocks = blocks > 0 ? (uint64_t)blocks : 0;
+    totals.block_bytes = block_bytes > 0 ? (uint64_t)block_bytes : 0;
+    *totals_out = totals;
+}
+
+uint32_t kvist_extent_number(const struct kvist_extent *extent)
+{
+    return extent->number;
+}
+
+uint32_t kvist_extent_tenant(const struct kvist_extent *extent)
+{
+    return extent->tenant;
+}
+
+uint64_t kvist_extent_filled_bytes(struct kvist_extents *extents, const struct kvist_extent *extent)
+{
+    lock(extents);
+    uint64_t bytes = extent->append_bytes - PAGE;
+    unlock(extents);
+    return bytes;
+}
+
+bool kvist_extent_draining(struct kvist_extents *extents, const struct kvist_extent *extent)
+{
+    lock(extents);
+    bool draining = extent->state == EXTENT_DRAINING;
+    unlock(extents);
+    return draining;
+}
+
+void kvist_extent_hit(struct kvist_extent *extent, uint64_t offset)
+{
+    uint64_t bit = offset / KVIST_EXTENT_HIT_BYTES;
+    atomic_fetch_or(&extent->hits[bit / 64], 1ULL << (bit % 64));
+}
+
+bool kvist_extent_was_hit(const struct kvist_extent *extent, uint64_t offset)
+{
+    uint64_t bit = offset / KVIST_EXTENT_HIT_BYTES;
+    return (atomic_load(&extent->hits[bit / 64]) >> (bit % 64) & 1U) != 0;
+}
+
+enum kvist_status kvist_extent_write(struct kvist_extent *extent,
+                                     const struct kvist_tier_record *record,
+                                     const void *source,
+                                     uint8_t *pages,
+                                     struct kvist_error *err)
+{
+    enum kvist_status status =
+        kvist_record_write(extent->fd, extent->direct, record, source, pages, err);
+    atomic_store(&extent->dirty, true);
+    return status;
+}
+
+enum kvist_status kvist_extent_read(struct kvist_extent *extent,
+                                    const struct kvist_tier_record *record,
+                                    void *target,
+                                    uint8_t *pages,
+                                    struct kvist_error *err)
+{
+    return kvist_record_read(extent->fd, extent->direct, record, target, pages, err);
+}

@@ -1,0 +1,196 @@
+/* The tier's directory: made or recognised, locked, measured. */
+#include "storage/tier_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOCK_NAME    "lock"
+#define LOCK_TEXT    "kvist tier 1\n"
+#define INDEX_NAME   "index"
+#define EXTENTS_NAME "extents"
+
+static bool is_dots(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* A directory stream of its own on a directory, so that offsets are not shared. */
+static DIR *list(int directory_fd, const char *name)
+{
+    int fd = openat(directory_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return NULL;
+    }
+    DIR *listing = fdopendir(fd);
+    if (listing == NULL) {
+        (void)close(fd);
+    }
+    return listing;
+}
+
+/* Empty, but for what a new file system brings. */
+static enum kvist_status check_empty(const struct kvist_tier *tier, struct kvist_error *err)
+{
+    DIR *listing = list(tier->directory_fd, ".");
+    if (listing == NULL) {
+        return kvist_error_set_errno(err, errno, "opendir", "cannot list %s", tier->path);
+    }
+    enum kvist_status status = KVIST_OK;
+    const struct dirent *entry = NULL;
+    /* NOLINTNEXTLINE(concurrency-mt-unsafe): own DIR */
+    while (status == KVIST_OK && (entry = readdir(listing)) != NULL) {
+        if (!is_dots(entry->d_name) && strcmp(entry->d_name, "lost+found") != 0) {
+            status = kvist_error_set(err,
+                                     KVIST_INVALID,
+                                     0,
+                                     "tier",
+                                     "%s holds '%.40s', which is not kvist's: give the tier an "
+                                     "empty directory",
+                                     tier->path,
+                                     entry->d_name);
+        }
+    }
+    (void)closedir(listing);
+    return status;
+}
+
+/* The lock file tells that the directory is kvist's; it is written first, and stays. */
+static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *err)
+{
+    char text[sizeof(LOCK_TEXT)] = "";
+    tier->lock_fd = openat(tier->directory_fd, LOCK_NAME, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (tier->lock_fd < 0 && errno == ENOENT) {
+        enum kvist_status status = check_empty(tier, err);
+        if (status != KVIST_OK) {
+            return status;
+        }
+        tier->lock_fd =
+            openat(tier->directory_fd, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    }
+    if (tier->lock_fd < 0) {
+        return kvist_error_set_errno(err, errno, "open", "cannot open %s/" LOCK_NAME, tier->path);
+    }
+    if (flock(tier->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) {
+            return kvist_error_set(err,
+                                   KVIST_EXISTS,
+                                   0,
+                                   "flock",
+                                   "%s is in use by another kvistd: stop it, or give this one "
+                                   "another directory",
+                                   tier->path);
+        }
+        return kvist_error_set_errno(err, errno, "flock", "cannot lock %s/" LOCK_NAME, tier->path);
+    }
+    ssize_t got = pread(tier->lock_fd, text, sizeof(text), 0);
+    if (got == 0) {
+        ssize_t written = pwrite(tier->lock_fd, LOCK_TEXT, strlen(LOCK_TEXT), 0);
+        if (written != (ssize_t)strlen(LOCK_TEXT)) {
+            return kvist_error_set_errno(err,
+                                         written < 0 ? errno : ENOSPC,
+                                         "write",
+                                         "cannot write to %s/" LOCK_NAME,
+                                         tier->path);
+        }
+        return KVIST_OK;
+    }
+    if (got != (ssize_t)strlen(LOCK_TEXT) || memcmp(text, LOCK_TEXT, strlen(LOCK_TEXT)) != 0) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "tier",
+                               "%s/" LOCK_NAME " is not of this version of kvist: give the tier "
+                               "an empty directory",
+                               tier->path);
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status
+make_directory(const struct kvist_tier *tier, const char *name, struct kvist_error *err)
+{
+    if (mkdirat(tier->directory_fd, name, 0700) != 0 && errno != EEXIST) {
+        return kvist_error_set_errno(err, errno, "mkdir", "cannot make %s/%s", tier->path, name);
+    }
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier, struct kvist_error *err)
+{
+    if (mkdir(tier->path, 0700) != 0 && errno != EEXIST) {
+        return kvist_error_set_errno(err, errno, "mkdir", "cannot make %s", tier->path);
+    }
+    tier->directory_fd = open(tier->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (tier->directory_fd < 0) {
+        return kvist_error_set_errno(err, errno, "open", "cannot open %s", tier->path);
+    }
+    enum kvist_status status = lock_take(tier, err);
+    if (status == KVIST_OK) {
+        status = make_directory(tier, INDEX_NAME, err);
+    }
+    if (status == KVIST_OK) {
+        status = make_directory(tier, EXTENTS_NAME, err);
+    }
+    return status;
+}
+
+void kvist_tier_disk_close(struct kvist_tier *tier)
+{
+    if (tier->lock_fd >= 0) {
+        (void)close(tier->lock_fd); /* ends the lock */
+    }
+    if (tier->directory_fd >= 0) {
+        (void)close(tier->directory_fd);
+    }
+}
+
+/* Blocks of a directory's entries; files come and go meanwhile. 0 or errno. */
+static int directory_bytes(int directory_fd, const char *name, uint64_t *bytes_inout)
+{
+    DIR *listing = list(directory_fd, name);
+    if (listing == NULL) {
+        return errno;
+    }
+    int failure = 0;
+    for (;;) {
+        struct stat state;
+        errno = 0;
+        const struct dirent *entry = readdir(listing); /* NOLINT(concurrency-mt-unsafe): own DIR */
+        if (entry == NULL) {
+            failure = errno;
+            break;
+        }
+        if (strcmp(entry->d_name, "..") != 0 &&
+            fstatat(dirfd(listing), entry->d_name, &state, AT_SYMLINK_NOFOLLOW) == 0) {
+            *bytes_inout += (uint64_t)state.st_blocks * 512;
+        }
+    }
+    (void)closedir(listing);
+    return failure;
+}
+
+enum kvist_status kvist_tier_disk_sample(const struct kvist_tier *tier,
+                                         uint64_t *other_bytes_out,
+                                         uint64_t *index_bytes_out,
+                                         struct kvist_error *err)
+{
+    uint64_t index_bytes = 0;
+    uint64_t top_bytes = 0; /* the directories themselves and the lock */
+    int failure = directory_bytes(tier->directory_fd, INDEX_NAME, &index_bytes);
+    if (failure == 0) {
+        failure = directory_bytes(tier->directory_fd, ".", &top_bytes);
+    }
+    if (failure != 0) {
+        return kvist_error_set_errno(
+            err, failure, "opendir", "the tier's directory is gone: restart kvistd");
+    }
+    *index_bytes_out = index_bytes;
+    *other_bytes_out = index_bytes + top_bytes;
+    return KVIST_OK;
+}

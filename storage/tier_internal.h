@@ -1,0 +1,191 @@
+/*
+ * tier_internal - what the files of the tier share.
+ *
+ * Role        tier.c: front, requests; tier_keeper.c: loading, room, clearing; tier_disk.c: the
+ *             directory.
+ * Threads     members are the loop's unless marked; a request or a keeper's step belongs to a
+ *             worker while its job is submitted
+ */
+#ifndef KVIST_STORAGE_TIER_INTERNAL_H
+#define KVIST_STORAGE_TIER_INTERNAL_H
+
+#include "storage/extent.h"
+#include "storage/tier.h"
+#include "storage/tier_index.h"
+#include "storage/workers.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define KVIST_TIER_MAGIC     0x6b766e74U
+#define KVIST_TIER_POOLS_MAX 1024U /* known at a time, on disk too */
+#define KVIST_TIER_BATCH     512U  /* records of one keeper's step */
+
+struct kvist_tier_known_pool {
+    struct kvist_tier_pool pool; /* all but the generation is fixed */
+    _Atomic uint64_t generation; /* any thread reads */
+    uint32_t tenant;
+    uint32_t puts_in_flight;
+    bool loaded;  /* from disk, to be reported */
+    bool unsaved; /* the last put failed */
+    bool purge;   /* has blocks of earlier generations, maybe */
+};
+
+enum kvist_tier_request_kind {
+    KVIST_TIER_WRITE,
+    KVIST_TIER_READ,
+    KVIST_TIER_PUT_POOL,
+    KVIST_TIER_SYNC,
+};
+
+struct kvist_tier_request {
+    struct kvist_job job; /* first: a job is cast back */
+    struct kvist_tier *tier;
+    struct kvist_tier_request *next; /* free list or waiting list */
+    uint8_t *pages;
+    enum kvist_tier_request_kind kind;
+    struct kvist_tier_known_pool *pool;
+    struct kvist_tier_record record;
+    const void *source;
+    void *target;
+    uint64_t target_bytes;
+    kvist_tier_done_fn *done; /* may be NULL */
+    void *ctx;
+    bool verified; /* the source was checked against its checksum */
+    /* results */
+    enum kvist_status status;
+    struct kvist_error err;
+    bool needs_room; /* a write found no extent to go to */
+    bool stored;     /* bytes went to an extent */
+    bool dropped;    /* a read removed a broken record */
+};
+
+enum kvist_tier_step {
+    KVIST_TIER_STEP_LOAD,
+    KVIST_TIER_STEP_MAKE,
+    KVIST_TIER_STEP_RECLAIM,
+    KVIST_TIER_STEP_PURGE,
+    KVIST_TIER_STEP_SAMPLE,
+    KVIST_TIER_STEP_COMPACT,
+};
+
+/* Housekeeping, one step of bounded work at a time. */
+struct kvist_tier_keeper {
+    struct kvist_job job; /* first: a job is cast back */
+    struct kvist_tier *tier;
+    bool busy; /* the job is submitted */
+    enum kvist_tier_step step;
+    struct kvist_tier_cursor cursor;
+    uint32_t extent;                    /* RECLAIM: the victim; 0: none is being emptied */
+    uint32_t tenant;                    /* MAKE */
+    uint64_t file_bytes;                /* MAKE */
+    uint64_t room_bytes;                /* RECLAIM: what carrying may make extents from */
+    uint64_t carry_bytes;               /* RECLAIM: what may still be carried */
+    struct kvist_tier_known_pool *pool; /* PURGE */
+    uint8_t *buffer;                    /* RECLAIM: a block that is carried */
+    uint64_t buffer_bytes;
+    uint8_t *pages;
+    /* results of a step */
+    enum kvist_status status;
+    struct kvist_error err;
+    bool end;
+    uint64_t other_bytes; /* SAMPLE */
+    uint64_t index_bytes; /* SAMPLE */
+    uint32_t corrupt;
+    size_t count; /* of blocks: loaded or dropped */
+    size_t moved_count;
+    uint64_t moved_bytes;
+    struct kvist_tier_record records[KVIST_TIER_BATCH];
+    struct kvist_tier_block blocks[KVIST_TIER_BATCH];
+    struct kvist_tier_block moved[KVIST_TIER_BATCH];
+};
+
+struct kvist_tier {
+    uint32_t magic;
+    char *path;
+    int directory_fd;
+    int lock_fd;
+    uint64_t bytes_max;
+    uint64_t extent_bytes;
+    uint64_t memtable_bytes;
+    struct kvist_tier_events events;
+    void *ctx;
+    struct kvist_workers *workers;
+    struct kvist_extents *extents;
+    struct kvist_tier_index *index;
+    uint32_t extent_first; /* extents up to this one were found at start */
+    bool closing;
+    bool loading;
+    bool load_failed;
+    bool pools_reported;
+    struct kvist_tier_keeper *loader;
+    struct kvist_tier_keeper *keeper;
+    /* Pools: append-only, so that workers may look. */
+    struct kvist_tier_known_pool *pools[KVIST_TIER_POOLS_MAX];
+    _Atomic uint32_t pool_count;
+    pthread_mutex_t pool_lock; /* one writing of a pool at a time */
+    /* Requests. */
+    struct kvist_tier_request *requests;
+    uint8_t *request_pages;
+    struct kvist_tier_request *free;
+    struct kvist_tier_request *waiting; /* writes for room */
+    struct kvist_tier_request **waiting_last;
+    uint32_t depth_max;
+    uint32_t in_flight;
+    /* Blocks written or dropped since the batch that is being loaded was read; see loader. */
+    uint64_t *since;
+    size_t since_count;
+    size_t since_capacity;
+    bool since_lost;
+    /* Space. */
+    uint64_t file_bytes_max; /* the largest extent that was asked for */
+    uint64_t other_bytes;    /* on disk, beside extents, as sampled; the index included */
+    uint64_t index_bytes;
+    uint64_t records_since; /* written since the sample */
+    uint64_t sampled_us;
+    /* Health. */
+    struct kvist_tier_stats counters;
+    char base_text[128]; /* true as long as the tier is open */
+    char disk_text[128];
+    char write_text[128];
+    char read_text[128];
+};
+
+/* tier_disk.c: the directory. */
+KVIST_MUST_USE enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier,
+                                                      struct kvist_error *err);
+void kvist_tier_disk_close(struct kvist_tier *tier);
+
+/** Bytes on disk beside the extents' files, and of the index alone. Any thread. */
+KVIST_MUST_USE enum kvist_status kvist_tier_disk_sample(const struct kvist_tier *tier,
+                                                        uint64_t *other_bytes_out,
+                                                        uint64_t *index_bytes_out,
+                                                        struct kvist_error *err);
+
+/* tier_keeper.c: housekeeping. */
+KVIST_MUST_USE enum kvist_status kvist_tier_keeper_create(struct kvist_tier *tier,
+                                                          struct kvist_tier_keeper **keeper_out);
+void kvist_tier_keeper_destroy(struct kvist_tier_keeper **keeper);
+
+/** Start reading the index back. */
+void kvist_tier_load_start(struct kvist_tier *tier);
+
+/** Do what is due: make room for waiting writes, reclaim ahead, purge, sample. */
+void kvist_tier_keep(struct kvist_tier *tier);
+
+/** Bytes that may be promised now. */
+uint64_t kvist_tier_room(struct kvist_tier *tier);
+
+/** Largest record that this tier takes. */
+uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier);
+
+/** The pool's current generation, to be read again and again; NULL: no such pool. Any thread. */
+const _Atomic uint64_t *kvist_tier_pool_generation(struct kvist_tier *tier,
+                                                   const uint8_t pool_id[KVIST_KEY_BYTES]);
+
+/* tier.c: requests. */
+void kvist_tier_waiting_resubmit(struct kvist_tier *tier);
+void kvist_tier_waiting_fail(struct kvist_tier *tier, enum kvist_status status);
+void kvist_tier_text_set(char text[128], const struct kvist_error *err);
+
+#endif

@@ -1,0 +1,673 @@
+/*
+ * The tier's housekeeping. Two keepers, each with one step of bounded work on a worker at a time:
+ * the loader reads the index back at start; the other makes extents, empties old ones ahead of
+ * need, removes blocks of earlier generations and measures the directory.
+ *
+ * An extent is emptied in steps: carry over or drop a batch, tell the loop, and so on to its end;
+ * then its file goes. Index first, file then: a crash between leaves a file without entries, which
+ * the next start removes.
+ */
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "storage/tier_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SAMPLE_US         1000000U
+#define CARRY_SHARE       10U  /* at most a tenth of an extent is carried over */
+#define LARGEST_SHARE     8U   /* a record larger than an eighth of the tier is refused */
+#define EXTENTS_SPARE     64U  /* below KVIST_EXTENTS_MAX the oldest go */
+#define INDEX_ENTRY_BYTES 512U /* of a live block: beyond, the index is mostly what was removed */
+
+static void step_run(struct kvist_job *job);
+static void step_done(struct kvist_job *job);
+
+enum kvist_status kvist_tier_keeper_create(struct kvist_tier *tier,
+                                           struct kvist_tier_keeper **keeper_out)
+{
+    struct kvist_tier_keeper *keeper = calloc(1, sizeof(*keeper));
+    size_t pages_bytes = (size_t)KVIST_RECORD_PAGES * KVIST_RECORD_PAGE_BYTES;
+    if (keeper == NULL ||
+        (keeper->pages = aligned_alloc(KVIST_RECORD_PAGE_BYTES, pages_bytes)) == NULL) {
+        free(keeper);
+        return KVIST_NO_MEMORY;
+    }
+    keeper->tier = tier;
+    keeper->job.run = step_run;
+    keeper->job.done = step_done;
+    *keeper_out = keeper;
+    return KVIST_OK;
+}
+
+void kvist_tier_keeper_destroy(struct kvist_tier_keeper **keeper_inout)
+{
+    struct kvist_tier_keeper *keeper = *keeper_inout;
+    if (keeper != NULL) {
+        free(keeper->buffer);
+        free(keeper->pages);
+        free(keeper);
+        *keeper_inout = NULL;
+    }
+}
+
+static void step_submit(struct kvist_tier_keeper *keeper)
+{
+    keeper->status = KVIST_OK;
+    keeper->end = false;
+    keeper->corrupt = 0;
+    keeper->count = 0;
+    keeper->moved_count = 0;
+    keeper->moved_bytes = 0;
+    keeper->busy = kvist_workers_submit(keeper->tier->workers, &keeper->job) == KVIST_OK;
+}
+
+static void account_dropped(struct kvist_tier *tier, const struct kvist_tier_record *record)
+{
+    kvist_extents_account(
+        tier->extents, record->block.extent, -1, -(int64_t)record->block.block_bytes);
+}
+
+/* Whether a record's generation is its pool's. Any thread. */
+static bool is_current(struct kvist_tier *tier, const struct kvist_tier_block *block)
+{
+    const _Atomic uint64_t *generation = kvist_tier_pool_generation(tier, block->pool_id);
+    return generation != NULL && atomic_load(generation) == block->pool_generation;
+}
+
+/* -- loading -------------------------------------------------------------------------------- */
+
+void kvist_tier_load_start(struct kvist_tier *tier)
+{
+    tier->loading = true;
+    kvist_tier_index_load_begin(tier->index, tier->extent_first);
+    tier->loader->step = KVIST_TIER_STEP_LOAD;
+    step_submit(tier->loader);
+}
+
+/* Files without a live block go, the others give the room at their end back. */
+static void load_end_run(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    uint32_t *numbers = calloc(KVIST_EXTENTS_MAX, sizeof(numbers[0]));
+    if (numbers == NULL) {
+        return; /* they stay as they are, and go when room is needed */
+    }
+    size_t count =
+        kvist_extents_list(tier->extents, tier->extent_first, numbers, KVIST_EXTENTS_MAX);
+    for (size_t index = 0; index < count; index++) {
+        kvist_extents_trim(tier->extents, numbers[index]);
+    }
+    free(numbers);
+}
+
+/* Count what a batch found; remove what leads nowhere or is of an earlier generation. */
+static void load_run(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    struct kvist_tier_record *bad = keeper->records;
+    size_t found = 0;
+    size_t bad_count = 0;
+    bool removed[KVIST_TIER_BATCH];
+    keeper->status = kvist_tier_index_load(
+        tier->index, &keeper->cursor, keeper->records, KVIST_TIER_BATCH, &found, &keeper->err);
+    if (keeper->status != KVIST_OK || found == 0) {
+        keeper->end = true;
+        if (keeper->status == KVIST_OK) {
+            load_end_run(keeper);
+        }
+        return;
+    }
+    for (size_t index = 0; index < found; index++) {
+        struct kvist_tier_record record = keeper->records[index];
+        kvist_extents_account(
+            tier->extents, record.block.extent, 1, (int64_t)record.block.block_bytes);
+        if (is_current(tier, &record.block) && kvist_extents_holds(tier->extents, &record)) {
+            keeper->blocks[keeper->count++] = record.block;
+        } else {
+            bad[bad_count++] = record; /* never ahead of index */
+        }
+    }
+    enum kvist_status status =
+        kvist_tier_index_remove(tier->index, bad, bad_count, removed, &keeper->err);
+    for (size_t index = 0; status == KVIST_OK && index < bad_count; index++) {
+        if (removed[index]) {
+            account_dropped(tier, &bad[index]);
+        }
+    }
+}
+
+static bool is_since(const struct kvist_tier *tier, const struct kvist_tier_block *block)
+{
+    uint64_t key_part = 0;
+    uint64_t pool_part = 0;
+    memcpy(&key_part, block->key, sizeof(key_part));
+    memcpy(&pool_part, block->pool_id, sizeof(pool_part));
+    for (size_t index = 0; index < tier->since_count; index++) {
+        if (tier->since[index] == (key_part ^ pool_part)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void report_pools(struct kvist_tier *tier)
+{
+    uint32_t count = atomic_load(&tier->pool_count);
+    for (uint32_t index = 0; index < count; index++) {
+        struct kvist_tier_known_pool *known = tier->pools[index];
+        if (known->loaded) {
+            struct kvist_tier_pool pool = known->pool;
+            pool.generation = atomic_load(&known->generation);
+            tier->events.pool_loaded(tier->ctx, &pool);
+        }
+    }
+}
+
+static void load_done(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    size_t kept = 0;
+    if (!tier->pools_reported) {
+        tier->pools_reported = true;
+        report_pools(tier);
+    }
+    for (size_t index = 0; index < keeper->count && !tier->since_lost; index++) {
+        const struct kvist_tier_block *block = &keeper->blocks[index];
+        if (is_current(tier, block) && !is_since(tier, block)) {
+            keeper->blocks[kept++] = *block;
+        }
+    }
+    tier->since_count = 0;
+    tier->since_lost = false;
+    if (kept > 0) {
+        tier->events.blocks_loaded(tier->ctx, keeper->blocks, kept);
+    }
+    if (!keeper->end) {
+        step_submit(keeper);
+        return;
+    }
+    tier->loading = false;
+    tier->load_failed = keeper->status != KVIST_OK;
+    if (tier->load_failed) {
+        kvist_tier_text_set(tier->base_text, &keeper->err);
+    }
+    free(tier->since);
+    tier->since = NULL;
+    tier->since_capacity = 0;
+    tier->events.load_done(tier->ctx, keeper->status);
+}
+
+/* -- emptying an extent --------------------------------------------------------------------- */
+
+static bool buffer_fit(struct kvist_tier_keeper *keeper, uint64_t block_bytes)
+{
+    uint64_t bytes = kvist_record_bytes(block_bytes);
+    if (keeper->buffer_bytes >= bytes) {
+        return true;
+    }
+    free(keeper->buffer);
+    keeper->buffer_bytes = 0;
+    keeper->buffer = aligned_alloc(KVIST_RECORD_PAGE_BYTES, bytes);
+    if (keeper->buffer != NULL) {
+        keeper->buffer_bytes = bytes;
+    }
+    return keeper->buffer != NULL;
+}
+
+/* Room for a carried record, from a new extent if what was free allows one. */
+static enum kvist_status carry_reserve(struct kvist_tier_keeper *keeper,
+                                       uint32_t tenant,
+                                       uint64_t record_bytes,
+                                       struct kvist_extent **extent_out,
+                                       uint64_t *offset_out)
+{
+    struct kvist_extents *extents = keeper->tier->extents;
+    enum kvist_status status =
+        kvist_extents_reserve(extents, tenant, record_bytes, extent_out, offset_out);
+    uint64_t file_bytes = kvist_extent_file_bytes(keeper->tier->extent_bytes, record_bytes);
+    if (status == KVIST_OK || file_bytes > keeper->room_bytes) {
+        return status;
+    }
+    status = kvist_extents_make(extents, tenant, file_bytes, &keeper->err);
+    if (status == KVIST_OK) {
+        keeper->room_bytes -= file_bytes;
+        status = kvist_extents_reserve(extents, tenant, record_bytes, extent_out, offset_out);
+    }
+    return status;
+}
+
+/* Copy one record, of a known pool, to the tenant's open extent. False: it goes with its extent. */
+static bool carry(struct kvist_tier_keeper *keeper,
+                  const struct kvist_tier_record *record,
+                  struct kvist_extent *victim)
+{
+    struct kvist_tier *tier = keeper->tier;
+    uint64_t record_bytes = kvist_record_bytes(record->block.block_bytes);
+    struct kvist_tier_record moved = *record;
+    struct kvist_tier_record old;
+    struct kvist_extent *target = NULL;
+    bool replaced = false;
+    if (record_bytes > keeper->carry_bytes || !buffer_fit(keeper, record->block.block_bytes)) {
+        return false;
+    }
+    enum kvist_status status =
+        kvist_extent_read(victim, record, keeper->buffer, keeper->pages, &keeper->err);
+    if (status != KVIST_OK) {
+        keeper->corrupt += status == KVIST_CORRUPT ? 1 : 0;
+        return false;
+    }
+    if (carry_reserve(keeper, kvist_extent_tenant(victim), record_bytes, &target, &moved.offset) !=
+        KVIST_OK) {
+        return false;
+    }
+    moved.block.extent = kvist_extent_number(target);
+    status = kvist_extent_write(target, &moved, keeper->buffer, keeper->pages, &keeper->err);
+    if (status == KVIST_OK) {
+        status = kvist_tier_index_put(tier->index,
+                                      &moved,
+                                      kvist_tier_pool_generation(tier, moved.block.pool_id),
+                                      record,
+                                      &old,
+                                      &replaced,
+                                      &keeper->err);
+    }
+    if (status == KVIST_OK) {
+        kvist_extents_account(
+            tier->extents, moved.block.extent, 1, (int64_t)moved.block.block_bytes);
+        account_dropped(tier, record);
+        keeper->moved[keeper->moved_count++] = moved.block;
+        keeper->moved_bytes += record_bytes;
+        keeper->carry_bytes -= record_bytes;
+    } else {
+        kvist_extents_unreserve(tier->extents, target, moved.offset, record_bytes);
+    }
+    kvist_extents_release_reserved(tier->extents, &target);
+    return status == KVIST_OK;
+}
+
+/* One batch of the victim's records: carried over, or removed from the index. */
+static enum kvist_status
+reclaim_batch(struct kvist_tier_keeper *keeper, struct kvist_extent *victim, size_t found)
+{
+    struct kvist_tier *tier = keeper->tier;
+    bool removed[KVIST_TIER_BATCH];
+    size_t going = 0;
+    for (size_t index = 0; index < found; index++) {
+        const struct kvist_tier_record record = keeper->records[index];
+        if (!kvist_extent_was_hit(victim, record.offset) || !is_current(tier, &record.block) ||
+            !carry(keeper, &record, victim)) {
+            keeper->records[going++] = record;
+        }
+    }
+    enum kvist_status status =
+        kvist_tier_index_remove(tier->index, keeper->records, going, removed, &keeper->err);
+    for (size_t index = 0; status == KVIST_OK && index < going; index++) {
+        if (removed[index]) {
+            account_dropped(tier, &keeper->records[index]);
+            if (is_current(tier, &keeper->records[index].block)) {
+                keeper->blocks[keeper->count++] = keeper->records[index].block;
+            }
+        }
+    }
+    return status;
+}
+
+static void reclaim_run(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    struct kvist_extent *victim = NULL;
+    size_t found = 0;
+    bool end = false;
+    keeper->status = kvist_extents_acquire(tier->extents, keeper->extent, &victim);
+    if (keeper->status != KVIST_OK) {
+        return;
+    }
+    if (!keeper->cursor.started) {
+        keeper->carry_bytes = kvist_extent_filled_bytes(tier->extents, victim) / CARRY_SHARE;
+    }
+    keeper->status = kvist_tier_index_ready(tier->index, &keeper->err);
+    if (keeper->status == KVIST_OK) {
+        keeper->status = kvist_tier_index_scan_extent(tier->index,
+                                                      keeper->extent,
+                                                      &keeper->cursor,
+                                                      keeper->records,
+                                                      KVIST_TIER_BATCH,
+                                                      &found,
+                                                      &end,
+                                                      &keeper->err);
+    }
+    if (keeper->status == KVIST_OK) {
+        keeper->status = reclaim_batch(keeper, victim, found);
+    }
+    if (keeper->status == KVIST_OK && end) {
+        keeper->status = kvist_tier_index_forget_extent(tier->index, keeper->extent, &keeper->err);
+    }
+    kvist_extents_release(tier->extents, &victim);
+    if (keeper->status != KVIST_OK) {
+        kvist_extents_undrain(tier->extents, keeper->extent);
+    } else if (end) {
+        kvist_extents_retire(tier->extents, keeper->extent);
+        keeper->end = true;
+    }
+}
+
+static void reclaim_done(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    for (size_t index = 0; index < keeper->moved_count; index++) {
+        tier->events.block_moved(tier->ctx, &keeper->moved[index], keeper->extent);
+    }
+    if (keeper->count > 0) {
+        tier->events.blocks_dropped(tier->ctx, keeper->blocks, keeper->count);
+    }
+    tier->records_since += keeper->moved_count;
+    tier->counters.carried_blocks_total += keeper->moved_count;
+    tier->counters.write_bytes_total += keeper->moved_bytes;
+    tier->counters.dropped_blocks_total += keeper->count;
+    tier->counters.corrupt_total += keeper->corrupt;
+    if (keeper->status != KVIST_OK || keeper->end) {
+        keeper->extent = 0;
+        free(keeper->buffer);
+        keeper->buffer = NULL;
+        keeper->buffer_bytes = 0;
+    }
+    if (keeper->status != KVIST_OK) {
+        kvist_tier_text_set(tier->write_text, &keeper->err);
+        kvist_tier_waiting_fail(tier, keeper->status);
+    }
+}
+
+static bool reclaim_start(struct kvist_tier *tier, uint32_t number)
+{
+    struct kvist_tier_keeper *keeper = tier->keeper;
+    if (kvist_extents_drain(tier->extents, number) != KVIST_OK) {
+        return false;
+    }
+    keeper->step = KVIST_TIER_STEP_RECLAIM;
+    keeper->extent = number;
+    keeper->room_bytes = kvist_tier_room(tier);
+    memset(&keeper->cursor, 0, sizeof(keeper->cursor));
+    step_submit(keeper);
+    return true;
+}
+
+/* -- clearing ------------------------------------------------------------------------------- */
+
+/* One batch of a pool's records: those of earlier generations go. */
+static void purge_run(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    bool removed[KVIST_TIER_BATCH];
+    size_t found = 0;
+    size_t going = 0;
+    keeper->status = kvist_tier_index_scan_pool(tier->index,
+                                                keeper->pool->pool.pool_id,
+                                                &keeper->cursor,
+                                                keeper->records,
+                                                KVIST_TIER_BATCH,
+                                                &found,
+                                                &keeper->err);
+    keeper->end = keeper->status != KVIST_OK || found == 0;
+    if (keeper->end) {
+        return;
+    }
+    for (size_t index = 0; index < found; index++) {
+        if (!is_current(tier, &keeper->records[index].block)) {
+            keeper->records[going++] = keeper->records[index];
+        }
+    }
+    keeper->status =
+        kvist_tier_index_remove(tier->index, keeper->records, going, removed, &keeper->err);
+    for (size_t index = 0; keeper->status == KVIST_OK && index < going; index++) {
+        if (removed[index]) {
+            account_dropped(tier, &keeper->records[index]);
+            keeper->count++;
+        }
+    }
+    keeper->end = keeper->status != KVIST_OK;
+}
+
+static void purge_done(struct kvist_tier_keeper *keeper)
+{
+    keeper->tier->counters.dropped_blocks_total += keeper->count;
+    if (!keeper->end && !keeper->tier->closing) {
+        step_submit(keeper);
+    } else {
+        keeper->pool = NULL; /* what a failure left is never served, and goes at the next start */
+    }
+}
+
+static bool purge_start(struct kvist_tier *tier)
+{
+    uint32_t count = atomic_load(&tier->pool_count);
+    for (uint32_t index = 0; index < count; index++) {
+        struct kvist_tier_known_pool *known = tier->pools[index];
+        if (known->purge) {
+            known->purge = false;
+            tier->keeper->step = KVIST_TIER_STEP_PURGE;
+            tier->keeper->pool = known;
+            memset(&tier->keeper->cursor, 0, sizeof(tier->keeper->cursor));
+            step_submit(tier->keeper);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* -- steps ---------------------------------------------------------------------------------- */
+
+static void step_run(struct kvist_job *job)
+{
+    struct kvist_tier_keeper *keeper = (struct kvist_tier_keeper *)job;
+    struct kvist_tier *tier = keeper->tier;
+    switch (keeper->step) {
+    case KVIST_TIER_STEP_LOAD:
+        load_run(keeper);
+        break;
+    case KVIST_TIER_STEP_MAKE:
+        keeper->status =
+            kvist_extents_make(tier->extents, keeper->tenant, keeper->file_bytes, &keeper->err);
+        break;
+    case KVIST_TIER_STEP_RECLAIM:
+        reclaim_run(keeper);
+        break;
+    case KVIST_TIER_STEP_PURGE:
+        purge_run(keeper);
+        break;
+    case KVIST_TIER_STEP_SAMPLE:
+        keeper->status =
+            kvist_tier_disk_sample(tier, &keeper->other_bytes, &keeper->index_bytes, &keeper->err);
+        break;
+    case KVIST_TIER_STEP_COMPACT:
+        kvist_tier_index_compact(tier->index);
+        break;
+    }
+}
+
+static void make_done(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    if (keeper->status == KVIST_OK) {
+        kvist_tier_waiting_resubmit(tier);
+        return;
+    }
+    kvist_tier_text_set(tier->write_text, &keeper->err);
+    kvist_tier_waiting_fail(tier, keeper->status == KVIST_NO_SPACE ? KVIST_NO_SPACE : KVIST_SYSTEM);
+}
+
+static void sample_done(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    if (keeper->status == KVIST_OK) {
+        tier->other_bytes = keeper->other_bytes;
+        tier->index_bytes = keeper->index_bytes;
+        tier->disk_text[0] = '\0';
+    } else {
+        kvist_tier_text_set(tier->disk_text, &keeper->err);
+    }
+}
+
+static void step_done(struct kvist_job *job)
+{
+    struct kvist_tier_keeper *keeper = (struct kvist_tier_keeper *)job;
+    struct kvist_tier *tier = keeper->tier;
+    keeper->busy = false;
+    if (keeper->step == KVIST_TIER_STEP_LOAD && tier->closing) {
+        return;
+    }
+    switch (keeper->step) {
+    case KVIST_TIER_STEP_LOAD:
+        load_done(keeper);
+        break;
+    case KVIST_TIER_STEP_MAKE:
+        if (!tier->closing) {
+            make_done(keeper);
+        }
+        break;
+    case KVIST_TIER_STEP_RECLAIM:
+        reclaim_done(keeper);
+        break;
+    case KVIST_TIER_STEP_PURGE:
+        purge_done(keeper);
+        break;
+    case KVIST_TIER_STEP_SAMPLE:
+        sample_done(keeper);
+        break;
+    case KVIST_TIER_STEP_COMPACT:
+        break;
+    }
+}
+
+/* -- what is due ---------------------------------------------------------------------------- */
+
+static uint64_t index_reserve(const struct kvist_tier *tier, uint64_t unfilled_bytes)
+{
+    uint64_t records_more = unfilled_bytes / KVIST_EXTENT_HIT_BYTES + tier->records_since;
+    uint64_t tables_bytes = tier->index_bytes;
+    uint64_t beside_bytes = tier->other_bytes - tier->index_bytes;
+    return beside_bytes +
+           kvist_tier_index_reserve(tier->memtable_bytes, tables_bytes, records_more);
+}
+
+/* May be below zero for a moment, when the cap was lowered or the index has grown. */
+static int64_t room_of(const struct kvist_tier *tier, const struct kvist_extents_totals *totals)
+{
+    uint64_t used = totals->disk_bytes + index_reserve(tier, totals->unfilled_bytes);
+    return (int64_t)tier->bytes_max - (int64_t)used;
+}
+
+uint64_t kvist_tier_room(struct kvist_tier *tier)
+{
+    struct kvist_extents_totals totals;
+    kvist_extents_totals(tier->extents, &totals);
+    int64_t room = room_of(tier, &totals);
+    return room > 0 ? (uint64_t)room : 0;
+}
+
+uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier)
+{
+    return tier->bytes_max / LARGEST_SHARE;
+}
+
+/* Empty an extent. False: none can go. */
+static bool reclaim(struct kvist_tier *tier, uint32_t tenant, uint64_t bytes, bool empty_only)
+{
+    uint32_t number = 0;
+    return kvist_extents_victim(tier->extents, tenant, bytes, empty_only, &number) == KVIST_OK &&
+           reclaim_start(tier, number);
+}
+
+/* Serve the first waiting write: an extent for its tenant, or room for one. */
+static void keep_waiting(struct kvist_tier *tier, int64_t room, uint64_t retired_bytes)
+{
+    const struct kvist_tier_request *request = tier->waiting;
+    struct kvist_tier_keeper *keeper = tier->keeper;
+    uint64_t file_bytes = kvist_extent_file_bytes(
+        tier->extent_bytes, kvist_record_bytes(request->record.block.block_bytes));
+    if (file_bytes > tier->file_bytes_max) {
+        tier->file_bytes_max = file_bytes;
+    }
+    if (room >= (int64_t)file_bytes) {
+        keeper->step = KVIST_TIER_STEP_MAKE;
+        keeper->tenant = request->pool->tenant;
+        keeper->file_bytes = file_bytes;
+        step_submit(keeper);
+        return;
+    }
+    if (tier->loading || room + (int64_t)retired_bytes >= (int64_t)file_bytes) {
+        return; /* room comes when the index is read, or when reads of removed files end */
+    }
+    if (!reclaim(tier, request->pool->tenant, file_bytes, false) &&
+        kvist_workers_pending(tier->workers) == 0) {
+        struct kvist_error err;
+        (void)kvist_error_set(&err, KVIST_NO_SPACE, 0, "tier", "no extent can be given up");
+        kvist_tier_text_set(tier->write_text, &err);
+        kvist_tier_waiting_fail(tier, KVIST_NO_SPACE);
+    }
+}
+
+/* The index is much larger than its live entries: rewrite it. */
+static bool compact_due(const struct kvist_tier *tier, const struct kvist_extents_totals *totals)
+{
+    return tier->index_bytes > tier->bytes_max / 16 &&
+           tier->index_bytes > 8 * tier->memtable_bytes + totals->blocks * INDEX_ENTRY_BYTES;
+}
+
+static bool sample_start(struct kvist_tier *tier)
+{
+    uint64_t now_us = kvist_clock_now_us();
+    if (now_us - tier->sampled_us < SAMPLE_US) {
+        return false;
+    }
+    tier->sampled_us = now_us;
+    tier->records_since = 0;
+    tier->keeper->step = KVIST_TIER_STEP_SAMPLE;
+    step_submit(tier->keeper);
+    return true;
+}
+
+void kvist_tier_keep(struct kvist_tier *tier)
+{
+    struct kvist_tier_keeper *keeper = tier->keeper;
+    struct kvist_extents_totals totals;
+    if (keeper->busy || tier->closing) {
+        return;
+    }
+    if (keeper->extent != 0) {
+        step_submit(keeper); /* the next batch of the extent that is being emptied */
+        return;
+    }
+    kvist_extents_totals(tier->extents, &totals);
+    int64_t room = room_of(tier, &totals);
+    if (tier->waiting != NULL) {
+        keep_waiting(tier, room, totals.retired_bytes);
+        if (keeper->busy) {
+            return;
+        }
+    }
+    if (tier->loading) {
+        (void)sample_start(tier);
+        return;
+    }
+    /* Ahead of need: room for the next extent, and for one that takes what is carried over. */
+    bool low = room + (int64_t)totals.retired_bytes < 2 * (int64_t)tier->file_bytes_max ||
+               totals.extents > KVIST_EXTENTS_MAX - EXTENTS_SPARE;
+    uint32_t tenant = UINT32_MAX;
+    if (low && reclaim(tier, tenant, 0, false)) {
+        return;
+    }
+    if (!tier->load_failed && reclaim(tier, tenant, 0, true)) {
+        return;
+    }
+    if (purge_start(tier)) {
+        return;
+    }
+    if (compact_due(tier, &totals)) {
+        keeper->step = KVIST_TIER_STEP_COMPACT;
+        step_submit(keeper);
+        tier->index_bytes = 0; /* until it is measured again */
+        return;
+    }
+    (void)sample_start(tier);
+}

@@ -1,0 +1,253 @@
+#include "storage/workers.h"
+
+#include "proto/base/check.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define WORKERS_MAGIC      0x6b77726bU
+#define WORKERS_THREAD_MAX 256U
+#define THREAD_NAME_BYTES  16
+
+struct job_list {
+    struct kvist_job *first;
+    struct kvist_job **last;
+};
+
+struct kvist_workers {
+    uint32_t magic;
+    uint32_t thread_count; /* started */
+    uint32_t queue_max;
+    uint32_t pending; /* the loop's: submitted and not done */
+    int event_fd;
+    bool idle_priority;
+    char name[THREAD_NAME_BYTES];
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool stopping;            /* under lock, as the two lists */
+    struct job_list queued;   /* for the threads */
+    struct job_list finished; /* for the loop */
+    pthread_t threads[];
+};
+
+static void list_init(struct job_list *list)
+{
+    list->first = NULL;
+    list->last = &list->first;
+}
+
+static void list_push(struct job_list *list, struct kvist_job *job)
+{
+    job->next = NULL;
+    *list->last = job;
+    list->last = &job->next;
+}
+
+static struct kvist_job *list_pop(struct job_list *list)
+{
+    struct kvist_job *job = list->first;
+    if (job != NULL) {
+        list->first = job->next;
+        if (list->first == NULL) {
+            list->last = &list->first;
+        }
+        job->next = NULL;
+    }
+    return job;
+}
+
+/* The counter cannot overflow in practice, so a failed write means that it is set already. */
+static void event_raise(const struct kvist_workers *workers)
+{
+    uint64_t one = 1;
+    ssize_t written = write(workers->event_fd, &one, sizeof(one));
+    (void)written;
+}
+
+static void thread_dress(const struct kvist_workers *workers)
+{
+    (void)pthread_setname_np(pthread_self(), workers->name);
+    if (workers->idle_priority) {
+        /* Refused in some containers: the work is then done at normal priority. */
+        struct sched_param none = {0};
+        (void)sched_setscheduler(0, SCHED_IDLE, &none);
+    }
+}
+
+static void *thread_main(void *argument)
+{
+    struct kvist_workers *workers = argument;
+    thread_dress(workers);
+    (void)pthread_mutex_lock(&workers->lock);
+    for (;;) {
+        struct kvist_job *job = list_pop(&workers->queued);
+        if (job == NULL) {
+            if (workers->stopping) {
+                break;
+            }
+            (void)pthread_cond_wait(&workers->wake, &workers->lock);
+            continue;
+        }
+        (void)pthread_mutex_unlock(&workers->lock);
+        job->run(job);
+        (void)pthread_mutex_lock(&workers->lock);
+        bool first = workers->finished.first == NULL;
+        list_push(&workers->finished, job);
+        if (first) {
+            event_raise(workers);
+        }
+    }
+    (void)pthread_mutex_unlock(&workers->lock);
+    return NULL;
+}
+
+/* Threads start with all signals blocked but those that a fault raises: the loop handles them. */
+static int thread_start(struct kvist_workers *workers)
+{
+    sigset_t blocked;
+    sigset_t before;
+    (void)sigfillset(&blocked);
+    (void)sigdelset(&blocked, SIGBUS);
+    (void)sigdelset(&blocked, SIGSEGV);
+    (void)sigdelset(&blocked, SIGILL);
+    (void)sigdelset(&blocked, SIGFPE);
+    (void)pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    int failure =
+        pthread_create(&workers->threads[workers->thread_count], NULL, thread_main, workers);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failure;
+}
+
+enum kvist_status kvist_workers_create(const char *name,
+                                       uint32_t thread_count,
+                                       bool idle_priority,
+                                       uint32_t queue_max,
+                                       struct kvist_workers **workers_out,
+                                       struct kvist_error *err)
+{
+    if (thread_count == 0 || thread_count > WORKERS_THREAD_MAX || queue_max == 0 ||
+        strlen(name) >= THREAD_NAME_BYTES) {
+        return kvist_error_set(err, KVIST_INVALID, 0, "workers", "1 to 256 threads, a queue");
+    }
+    struct kvist_workers *workers =
+        calloc(1, sizeof(*workers) + thread_count * sizeof(workers->threads[0]));
+    if (workers == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "workers", "no memory for %s", name);
+    }
+    workers->magic = WORKERS_MAGIC;
+    workers->queue_max = queue_max;
+    workers->idle_priority = idle_priority;
+    (void)snprintf(workers->name, sizeof(workers->name), "%s", name);
+    list_init(&workers->queued);
+    list_init(&workers->finished);
+    (void)pthread_mutex_init(&workers->lock, NULL);
+    (void)pthread_cond_init(&workers->wake, NULL);
+    workers->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (workers->event_fd < 0) {
+        int failure = errno;
+        kvist_workers_destroy(&workers);
+        return kvist_error_set_errno(err, failure, "eventfd", "cannot make a mailbox for %s", name);
+    }
+    while (workers->thread_count < thread_count) {
+        int failure = thread_start(workers);
+        if (failure != 0) {
+            kvist_workers_destroy(&workers);
+            return kvist_error_set_errno(
+                err, failure, "pthread_create", "cannot start %u %s threads", thread_count, name);
+        }
+        workers->thread_count++;
+    }
+    *workers_out = workers;
+    return KVIST_OK;
+}
+
+void kvist_workers_destroy(struct kvist_workers **workers_inout)
+{
+    struct kvist_workers *workers = *workers_inout;
+    if (workers == NULL) {
+        return;
+    }
+    KVIST_CHECK(workers->magic == WORKERS_MAGIC);
+    (void)pthread_mutex_lock(&workers->lock);
+    workers->stopping = true;
+    (void)pthread_cond_broadcast(&workers->wake);
+    (void)pthread_mutex_unlock(&workers->lock);
+    for (uint32_t index = 0; index < workers->thread_count; index++) {
+        (void)pthread_join(workers->threads[index], NULL);
+    }
+    while (kvist_workers_turn(workers, UINT32_MAX) > 0) {
+    }
+    KVIST_CHECK(workers->pending == 0);
+    if (workers->event_fd >= 0) {
+        (void)close(workers->event_fd);
+    }
+    (void)pthread_cond_destroy(&workers->wake);
+    (void)pthread_mutex_destroy(&workers->lock);
+    workers->magic = 0;
+    free(workers);
+    *workers_inout = NULL;
+}
+
+int kvist_workers_fd(const struct kvist_workers *workers)
+{
+    return workers->event_fd;
+}
+
+enum kvist_status kvist_workers_submit(struct kvist_workers *workers, struct kvist_job *job)
+{
+    KVIST_CHECK(workers->magic == WORKERS_MAGIC);
+    if (workers->pending >= workers->queue_max) {
+        return KVIST_BUSY;
+    }
+    (void)pthread_mutex_lock(&workers->lock);
+    bool stopping = workers->stopping;
+    if (!stopping) {
+        list_push(&workers->queued, job);
+        (void)pthread_cond_signal(&workers->wake);
+    }
+    (void)pthread_mutex_unlock(&workers->lock);
+    if (stopping) {
+        return KVIST_BUSY;
+    }
+    workers->pending++;
+    return KVIST_OK;
+}
+
+uint32_t kvist_workers_turn(struct kvist_workers *workers, uint32_t done_max)
+{
+    KVIST_CHECK(workers->magic == WORKERS_MAGIC);
+    uint64_t count = 0;
+    ssize_t got = read(workers->event_fd, &count, sizeof(count));
+    (void)got; /* nothing raised is fine: the list tells */
+    uint32_t done = 0;
+    for (; done < done_max; done++) {
+        (void)pthread_mutex_lock(&workers->lock);
+        struct kvist_job *job = list_pop(&workers->finished);
+        (void)pthread_mutex_unlock(&workers->lock);
+        if (job == NULL) {
+            return done;
+        }
+        workers->pending--;
+        job->done(job);
+    }
+    /* What is left must raise the fd again: threads raise it for the first one only. */
+    (void)pthread_mutex_lock(&workers->lock);
+    bool left = workers->finished.first != NULL;
+    (void)pthread_mutex_unlock(&workers->lock);
+    if (left) {
+        event_raise(workers);
+    }
+    return done;
+}
+
+uint32_t kvist_workers_pending(const struct kvist_workers *workers)
+{
+    return workers->pending;
+}

@@ -1,0 +1,180 @@
+/* workers: order, limits, hand-back, destroy with work left. */
+#include "storage/workers.h"
+#include "tests/support/unit.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+#define JOBS 1000U
+
+struct counted {
+    struct kvist_job job;
+    pthread_t thread;
+    uint32_t order;
+    bool ran;
+    bool done;
+};
+
+static _Atomic uint32_t running_order;
+static uint32_t done_count;
+
+static void counted_run(struct kvist_job *job)
+{
+    struct counted *counted = (struct counted *)job;
+    counted->thread = pthread_self();
+    counted->order = atomic_fetch_add(&running_order, 1);
+    counted->ran = true;
+}
+
+static void counted_done(struct kvist_job *job)
+{
+    struct counted *counted = (struct counted *)job;
+    KVIST_TEST_TRUE(counted->ran && !counted->done);
+    counted->done = true;
+    done_count++;
+}
+
+static void counted_init(struct counted *counted)
+{
+    memset(counted, 0, sizeof(*counted));
+    counted->job.run = counted_run;
+    counted->job.done = counted_done;
+}
+
+static struct kvist_workers *make(uint32_t threads, bool idle, uint32_t queue_max)
+{
+    struct kvist_workers *workers = NULL;
+    struct kvist_error err = KVIST_ERROR_INIT;
+    KVIST_TEST_STATUS(kvist_workers_create("test", threads, idle, queue_max, &workers, &err),
+                      KVIST_OK);
+    KVIST_TEST_FATAL(workers != NULL);
+    return workers;
+}
+
+static void setup(void)
+{
+    atomic_store(&running_order, 0);
+    done_count = 0;
+}
+
+static void create_refuses_nonsense(void)
+{
+    struct kvist_workers *workers = NULL;
+    struct kvist_error err = KVIST_ERROR_INIT;
+    KVIST_TEST_STATUS(kvist_workers_create("test", 0, false, 1, &workers, &err), KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_workers_create("test", 1, false, 0, &workers, &err), KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_workers_create("test", 257, false, 1, &workers, &err), KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_workers_create("a name that is too long", 1, false, 1, &workers, &err),
+                      KVIST_INVALID);
+    KVIST_TEST_TRUE(workers == NULL);
+    kvist_workers_destroy(&workers);
+}
+
+static void all_jobs_come_back(void)
+{
+    static struct counted jobs[JOBS];
+    struct kvist_workers *workers = make(4, true, 64);
+    uint32_t submitted = 0;
+    while (done_count < JOBS) {
+        while (submitted < JOBS) {
+            counted_init(&jobs[submitted]);
+            if (kvist_workers_submit(workers, &jobs[submitted].job) != KVIST_OK) {
+                KVIST_TEST_EQUAL(kvist_workers_pending(workers), 64);
+                break;
+            }
+            submitted++;
+        }
+        struct pollfd waited = {.fd = kvist_workers_fd(workers), .events = POLLIN};
+        KVIST_TEST_FATAL(poll(&waited, 1, 10000) == 1);
+        (void)kvist_workers_turn(workers, 7);
+    }
+    for (uint32_t index = 0; index < JOBS; index++) {
+        KVIST_TEST_TRUE(jobs[index].done && !pthread_equal(jobs[index].thread, pthread_self()));
+    }
+    KVIST_TEST_EQUAL(kvist_workers_pending(workers), 0);
+    kvist_workers_destroy(&workers);
+    KVIST_TEST_TRUE(workers == NULL);
+}
+
+static void one_thread_keeps_the_order(void)
+{
+    static struct counted jobs[JOBS];
+    struct kvist_workers *workers = make(1, false, JOBS);
+    for (uint32_t index = 0; index < JOBS; index++) {
+        counted_init(&jobs[index]);
+        KVIST_TEST_STATUS(kvist_workers_submit(workers, &jobs[index].job), KVIST_OK);
+    }
+    struct counted one_more;
+    counted_init(&one_more);
+    KVIST_TEST_STATUS(kvist_workers_submit(workers, &one_more.job), KVIST_BUSY);
+    kvist_workers_destroy(&workers);
+    KVIST_TEST_EQUAL(done_count, JOBS);
+    for (uint32_t index = 0; index < JOBS; index++) {
+        KVIST_TEST_EQUAL(jobs[index].order, index);
+    }
+}
+
+/* A turn that is cut short must leave the fd readable. */
+static void a_short_turn_leaves_the_fd_readable(void)
+{
+    static struct counted jobs[8];
+    struct kvist_workers *workers = make(1, false, 8);
+    for (uint32_t index = 0; index < 8; index++) {
+        counted_init(&jobs[index]);
+        KVIST_TEST_STATUS(kvist_workers_submit(workers, &jobs[index].job), KVIST_OK);
+    }
+    while (atomic_load(&running_order) < 8) {
+    }
+    for (uint32_t index = 0; index < 8; index++) {
+        struct pollfd waited = {.fd = kvist_workers_fd(workers), .events = POLLIN};
+        KVIST_TEST_FATAL(poll(&waited, 1, 10000) == 1);
+        KVIST_TEST_EQUAL(kvist_workers_turn(workers, 1), 1);
+    }
+    struct pollfd waited = {.fd = kvist_workers_fd(workers), .events = POLLIN};
+    (void)kvist_workers_turn(workers, 1);
+    KVIST_TEST_EQUAL(poll(&waited, 1, 0), 0);
+    kvist_workers_destroy(&workers);
+}
+
+static struct kvist_workers *chain_workers;
+static uint32_t chain_left;
+
+static void chain_done(struct kvist_job *job)
+{
+    done_count++;
+    if (chain_left > 0) {
+        chain_left--;
+        KVIST_TEST_STATUS(kvist_workers_submit(chain_workers, job), KVIST_OK);
+    }
+}
+
+static void done_may_submit_again(void)
+{
+    struct counted job;
+    counted_init(&job);
+    job.job.done = chain_done;
+    chain_workers = make(2, false, 1);
+    chain_left = 50;
+    KVIST_TEST_STATUS(kvist_workers_submit(chain_workers, &job.job), KVIST_OK);
+    while (done_count < 51) {
+        struct pollfd waited = {.fd = kvist_workers_fd(chain_workers), .events = POLLIN};
+        KVIST_TEST_FATAL(poll(&waited, 1, 10000) == 1);
+        (void)kvist_workers_turn(chain_workers, 1);
+    }
+    kvist_workers_destroy(&chain_workers);
+}
+
+int main(void)
+{
+    static const struct kvist_unit_case cases[] = {
+        {"create refuses nonsense", create_refuses_nonsense},
+        {"all jobs come back", all_jobs_come_back},
+        {"one thread keeps the order", one_thread_keeps_the_order},
+        {"a short turn leaves the fd readable", a_short_turn_leaves_the_fd_readable},
+        {"done may submit again", done_may_submit_again},
+    };
+    return kvist_unit_main("workers", cases, sizeof(cases) / sizeof(cases[0]), setup, NULL);
+}
