@@ -91,7 +91,12 @@ KVIST_MUST_USE enum kvist_status kvist_staged_add(struct kvist_lane *lane,
                                                   const struct kvist_copy_piece *piece);
 KVIST_MUST_USE enum kvist_status kvist_staged_flush(struct kvist_lane *lane,
                                                     struct kvist_copy_job *job);
-/** Wait for the oldest chunk, fill its slots (STORE), free it. */
-void kvist_staged_drain(struct kvist_lane *lane);
+/**
+ * Wait for the oldest chunk, fill its slots (STORE), free it.
+ *
+ * @return a device error, after which nothing is on the lane's stream. Jobs that are issued by then
+ *         see it by their chunks or events; the one that is being issued is to be failed.
+ */
+enum kvist_status kvist_staged_drain(struct kvist_lane *lane);
 
 #endif

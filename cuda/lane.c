@@ -113,7 +113,7 @@ static void *lane_thread(void *ctx)
         if (job != NULL) {
             job_issue(lane, job);
         } else if (drains) {
-            kvist_staged_drain(lane);
+            (void)kvist_staged_drain(lane);
         } else {
             return NULL;
         }

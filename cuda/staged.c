@@ -16,7 +16,7 @@ static void chunk_settle(struct kvist_lane *lane, struct kvist_copy_job *job, bo
     (void)pthread_mutex_unlock(&device->mutex);
 }
 
-void kvist_staged_drain(struct kvist_lane *lane)
+enum kvist_status kvist_staged_drain(struct kvist_lane *lane)
 {
     struct kvist_device *device = lane->owner;
     struct kvist_ring_chunk *chunk = kvist_ring_oldest(&lane->ring);
@@ -36,6 +36,7 @@ void kvist_staged_drain(struct kvist_lane *lane)
         chunk_settle(lane, job, status != KVIST_OK);
     }
     kvist_ring_pop(&lane->ring);
+    return status;
 }
 
 /* Hand the filled chunk to the device, with an event behind it. */
@@ -94,17 +95,16 @@ enum kvist_status kvist_staged_add(struct kvist_lane *lane,
                                    const struct kvist_copy_piece *piece)
 {
     for (size_t offset = 0; offset < piece->bytes;) {
-        while (kvist_ring_filling(&lane->ring) == NULL) {
-            kvist_staged_drain(lane);
-        }
+        enum kvist_status status = KVIST_OK;
         size_t packed = kvist_ring_pack(&lane->ring, piece, offset);
-        offset += packed;
         if (packed == 0) {
-            enum kvist_status status = kvist_staged_flush(lane, job);
-            if (status != KVIST_OK) {
-                return status;
-            }
+            status = kvist_ring_filling(&lane->ring) == NULL ? kvist_staged_drain(lane)
+                                                             : kvist_staged_flush(lane, job);
         }
+        if (status != KVIST_OK) {
+            return status;
+        }
+        offset += packed;
     }
     return KVIST_OK;
 }

@@ -1,0 +1,5 @@
+# Copy plans, on the host and on a runtime that behaves as a GPU.
+foreach(part copy copy_fault)
+    kvist_add_unit(${part} unit/${part}_test.c kvist_copy_rt_host)
+    target_sources(test_${part} PRIVATE unit/copy_rig.c)
+endforeach()
