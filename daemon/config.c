@@ -1,0 +1,691 @@
+#include "daemon/config.h"
+
+#include "proto/base/check.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NAME_BYTES_MAX 64
+#define HELP_COLUMNS   96
+
+enum config_kind { KIND_TEXT, KIND_SIZE, KIND_COUNT, KIND_MODE, KIND_CHOICE };
+enum config_life { LIFE_LIVE, LIFE_RESTART };
+
+struct config_row {
+    const char *section;
+    const char *name;
+    enum config_kind kind;
+    uint64_t min;
+    uint64_t max;
+    const char *fallback;
+    const char *choices;
+    enum config_life life;
+    const char *help;
+    size_t offset;
+    size_t bytes;
+};
+
+static const struct config_row rows[] = {
+#define KVIST_CONFIG(section, name, kind, min, max, fallback, choices, live, help)                 \
+    {#section,                                                                                     \
+     #name,                                                                                        \
+     KIND_##kind,                                                                                  \
+     min,                                                                                          \
+     max,                                                                                          \
+     fallback,                                                                                     \
+     choices,                                                                                      \
+     LIFE_##live,                                                                                  \
+     help,                                                                                         \
+     offsetof(struct kvist_config, section##_##name),                                              \
+     sizeof(((struct kvist_config *)NULL)->section##_##name)},
+#include "daemon/config.def"
+#undef KVIST_CONFIG
+};
+
+#define ROW_COUNT KVIST_ARRAY_COUNT(rows)
+
+/* Where a value comes from, for messages. */
+struct origin {
+    const char *file; /* or the flag */
+    unsigned line;    /* 0: a flag */
+};
+
+struct parser {
+    struct kvist_config *config;
+    struct origin origin;
+    char section[NAME_BYTES_MAX];
+    unsigned seen_line[ROW_COUNT]; /* where a row was given; 0: not yet */
+};
+
+__attribute__((format(printf, 3, 4))) static enum kvist_status
+refuse(struct kvist_error *err, const struct origin *origin, const char *format, ...)
+{
+    char text[KVIST_ERROR_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    if (origin->line == 0) {
+        return kvist_error_set(err, KVIST_INVALID, 0, "config", "%s: %s", origin->file, text);
+    }
+    return kvist_error_set(
+        err, KVIST_INVALID, 0, "config", "%s:%u: %s", origin->file, origin->line, text);
+}
+
+/* --- Values ---------------------------------------------------------------------------------- */
+
+const char *kvist_size_format(uint64_t bytes, char text_out[32])
+{
+    static const char suffixes[] = {'\0', 'K', 'M', 'G', 'T'};
+    size_t suffix = 0;
+    while (suffix + 1 < sizeof(suffixes) && bytes != 0 && bytes % 1024 == 0) {
+        bytes /= 1024;
+        suffix++;
+    }
+    (void)snprintf(text_out, 32, "%llu%c", (unsigned long long)bytes, suffixes[suffix]);
+    return text_out;
+}
+
+/* Digits in a base, with an optional K, M, G or T after them. */
+static bool parse_number(const char *text, int base, bool suffixed, uint64_t *value_out)
+{
+    if (!isdigit((unsigned char)text[0])) {
+        return false;
+    }
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, base);
+    if (errno != 0) {
+        return false;
+    }
+    unsigned shift = 0;
+    if (suffixed && *end != '\0') {
+        static const char suffixes[] = "KMGT";
+        const char *suffix = strchr(suffixes, toupper((unsigned char)*end));
+        if (suffix == NULL) {
+            return false;
+        }
+        shift = 10U * (unsigned)(suffix - suffixes + 1);
+        end++;
+    }
+    if (*end != '\0' || (value << shift) >> shift != value) {
+        return false;
+    }
+    *value_out = value << shift;
+    return true;
+}
+
+/* Position of a word in "a|b|c". */
+static bool find_choice(const char *choices, const char *word, uint64_t *index_out)
+{
+    size_t length = strlen(word);
+    uint64_t index = 0;
+    for (const char *at = choices; length != 0; index++) {
+        size_t span = strcspn(at, "|");
+        if (span == length && strncmp(at, word, length) == 0) {
+            *index_out = index;
+            return true;
+        }
+        if (at[span] == '\0') {
+            return false;
+        }
+        at += span + 1;
+    }
+    return false;
+}
+
+/* What may stand there, as the second half of a sentence. */
+static void describe_range(const struct config_row *row, char *text_out, size_t bytes)
+{
+    char min[32];
+    char max[32];
+    const char *also = row->choices[0] != '\0' ? " or " : "";
+    switch (row->kind) {
+    case KIND_TEXT:
+        (void)snprintf(text_out, bytes, "at most %llu bytes", (unsigned long long)row->max);
+        if (row->min != 0) {
+            (void)snprintf(text_out, bytes, "1 to %llu bytes", (unsigned long long)row->max);
+        }
+        return;
+    case KIND_SIZE:
+        (void)snprintf(text_out,
+                       bytes,
+                       "%s to %s (K, M, G, T are understood)%s%s",
+                       kvist_size_format(row->min, min),
+                       kvist_size_format(row->max, max),
+                       also,
+                       row->choices);
+        return;
+    case KIND_COUNT:
+        (void)snprintf(text_out,
+                       bytes,
+                       "%llu to %llu%s%s",
+                       (unsigned long long)row->min,
+                       (unsigned long long)row->max,
+                       also,
+                       row->choices);
+        return;
+    case KIND_MODE:
+        (void)snprintf(text_out,
+                       bytes,
+                       "octal, %04llo to %04llo",
+                       (unsigned long long)row->min,
+                       (unsigned long long)row->max);
+        return;
+    case KIND_CHOICE:
+        (void)snprintf(text_out, bytes, "one of %s", row->choices);
+        return;
+    }
+}
+
+static bool parse_value(const struct config_row *row, const char *text, uint64_t *value_out)
+{
+    switch (row->kind) {
+    case KIND_CHOICE:
+        return find_choice(row->choices, text, value_out);
+    case KIND_SIZE:
+    case KIND_COUNT:
+        if (row->choices[0] != '\0' && strcmp(row->choices, text) == 0) {
+            *value_out = 0;
+            return true;
+        }
+        return parse_number(text, 10, row->kind == KIND_SIZE, value_out) &&
+               *value_out >= row->min && *value_out <= row->max;
+    case KIND_MODE:
+        return parse_number(text, 8, false, value_out) && *value_out >= row->min &&
+               *value_out <= row->max;
+    case KIND_TEXT:
+        break;
+    }
+    return false;
+}
+
+static enum kvist_status set_row(struct kvist_config *config,
+                                 const struct config_row *row,
+                                 const char *text,
+                                 const struct origin *origin,
+                                 struct kvist_error *err)
+{
+    char range[160];
+    describe_range(row, range, sizeof(range));
+    char *field = (char *)config + row->offset;
+    if (row->kind == KIND_TEXT) {
+        size_t length = strlen(text);
+        if (length < row->min || length > row->max) {
+            return refuse(err,
+                          origin,
+                          "%s.%s has %zu bytes; allowed: %s",
+                          row->section,
+                          row->name,
+                          length,
+                          range);
+        }
+        memcpy(field, text, length + 1);
+        return KVIST_OK;
+    }
+    uint64_t value = 0;
+    if (!parse_value(row, text, &value)) {
+        return refuse(err,
+                      origin,
+                      "%s.%s = \"%.40s\" cannot be; allowed: %s",
+                      row->section,
+                      row->name,
+                      text,
+                      range);
+    }
+    memcpy(field, &value, sizeof(value));
+    return KVIST_OK;
+}
+
+/* --- Names ----------------------------------------------------------------------------------- */
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Edits (insert, drop, replace) that turn one word into the other. */
+static size_t edit_distance(const char *from, const char *to)
+{
+    size_t row[NAME_BYTES_MAX + 1];
+    size_t to_length = smaller(strlen(to), NAME_BYTES_MAX);
+    for (size_t column = 0; column <= to_length; column++) {
+        row[column] = column;
+    }
+    for (size_t line = 1; from[line - 1] != '\0' && line <= NAME_BYTES_MAX; line++) {
+        size_t diagonal = row[0];
+        row[0] = line;
+        for (size_t column = 1; column <= to_length; column++) {
+            size_t replaced = diagonal + (from[line - 1] != to[column - 1]);
+            diagonal = row[column];
+            row[column] = smaller(replaced, smaller(row[column], row[column - 1]) + 1);
+        }
+    }
+    return row[to_length];
+}
+
+static const struct config_row *find_row(const char *section, const char *name)
+{
+    for (size_t index = 0; index < ROW_COUNT; index++) {
+        if (strcmp(rows[index].section, section) == 0 && strcmp(rows[index].name, name) == 0) {
+            return &rows[index];
+        }
+    }
+    return NULL;
+}
+
+static enum kvist_status refuse_unknown(const char *section,
+                                        const char *name,
+                                        const struct origin *origin,
+                                        struct kvist_error *err)
+{
+    const struct config_row *nearest = &rows[0];
+    size_t least = SIZE_MAX;
+    for (size_t index = 0; index < ROW_COUNT; index++) {
+        size_t distance =
+            2 * edit_distance(name, rows[index].name) + edit_distance(section, rows[index].section);
+        if (distance < least) {
+            least = distance;
+            nearest = &rows[index];
+        }
+    }
+    return refuse(err,
+                  origin,
+                  "there is no setting %.40s.%.40s; did you mean %s.%s?",
+                  section,
+                  name,
+                  nearest->section,
+                  nearest->name);
+}
+
+/* --- Tenants --------------------------------------------------------------------------------- */
+
+static bool tenant_name_is_good(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 0 && length <= KVIST_TENANT_BYTES_MAX &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-.") == length &&
+           strcmp(name, KVIST_TENANT_DEFAULT) != 0;
+}
+
+static enum kvist_status set_tenant(struct kvist_config *config,
+                                    const char *name,
+                                    const char *value,
+                                    const struct origin *origin,
+                                    struct kvist_error *err)
+{
+    if (!tenant_name_is_good(name)) {
+        return refuse(err,
+                      origin,
+                      "tenant \"%.70s\" cannot be; allowed: 1 to %u of a-z 0-9 _ - . and not %s",
+                      name,
+                      KVIST_TENANT_BYTES_MAX,
+                      KVIST_TENANT_DEFAULT);
+    }
+    char list[KVIST_CONFIG_LINE_BYTES];
+    (void)snprintf(list, sizeof(list), "%s", value);
+    char *rest = NULL;
+    for (char *word = strtok_r(list, ", \t", &rest); word != NULL;
+         word = strtok_r(NULL, ", \t", &rest)) {
+        bool group = strncmp(word, "gid:", 4) == 0;
+        uint64_t id = 0;
+        if ((!group && strncmp(word, "uid:", 4) != 0) || !parse_number(word + 4, 10, false, &id) ||
+            id >= UINT32_MAX) {
+            return refuse(err,
+                          origin,
+                          "tenants.%s: \"%.40s\" is no peer; write uid:NUMBER or gid:NUMBER",
+                          name,
+                          word);
+        }
+        if (config->rule_count == KVIST_CONFIG_RULES_MAX) {
+            return refuse(err, origin, "over %d peers in [tenants]", KVIST_CONFIG_RULES_MAX);
+        }
+        struct kvist_tenant_rule *rule = &config->rules[config->rule_count++];
+        (void)snprintf(rule->tenant, sizeof(rule->tenant), "%s", name);
+        rule->group = group;
+        rule->id = (uint32_t)id;
+    }
+    return KVIST_OK;
+}
+
+const char *kvist_config_tenant(const struct kvist_config *config,
+                                uid_t uid,
+                                const gid_t *groups,
+                                size_t group_count)
+{
+    for (size_t index = 0; index < config->rule_count; index++) {
+        const struct kvist_tenant_rule *rule = &config->rules[index];
+        if (!rule->group && rule->id == uid) {
+            return rule->tenant;
+        }
+        for (size_t group = 0; rule->group && group < group_count; group++) {
+            if (rule->id == groups[group]) {
+                return rule->tenant;
+            }
+        }
+    }
+    return KVIST_TENANT_DEFAULT;
+}
+
+/* --- The file -------------------------------------------------------------------------------- */
+
+static char *trim(char *text)
+{
+    text += strspn(text, " \t\r\n");
+    size_t length = strlen(text);
+    while (length > 0 && strchr(" \t\r\n", text[length - 1]) != NULL) {
+        text[--length] = '\0';
+    }
+    return text;
+}
+
+static enum kvist_status take_section(struct parser *parser, char *text, struct kvist_error *err)
+{
+    char *end = strchr(text, ']');
+    if (end == NULL || end[1] != '\0' || end - text > NAME_BYTES_MAX) {
+        return refuse(err, &parser->origin, "\"%.40s\" is no section; write [name]", text);
+    }
+    *end = '\0';
+    const char *name = trim(text + 1);
+    bool known = strcmp(name, "tenants") == 0;
+    for (size_t index = 0; index < ROW_COUNT && !known; index++) {
+        known = strcmp(name, rows[index].section) == 0;
+    }
+    if (!known) {
+        return refuse(
+            err,
+            &parser->origin,
+            "there is no section [%.40s]; there are daemon, memory, nvme, limits, tenants",
+            name);
+    }
+    (void)snprintf(parser->section, sizeof(parser->section), "%s", name);
+    return KVIST_OK;
+}
+
+static enum kvist_status take_line(struct parser *parser, char *line, struct kvist_error *err)
+{
+    char *text = trim(line);
+    if (text[0] == '\0' || text[0] == '#' || text[0] == ';') {
+        return KVIST_OK;
+    }
+    if (text[0] == '[') {
+        return take_section(parser, text, err);
+    }
+    char *equals = strchr(text, '=');
+    if (equals == NULL) {
+        return refuse(err, &parser->origin, "\"%.40s\" is no setting; write name = value", text);
+    }
+    *equals = '\0';
+    const char *name = trim(text);
+    const char *value = trim(equals + 1);
+    if (parser->section[0] == '\0') {
+        return refuse(err, &parser->origin, "%.40s stands before any [section]", name);
+    }
+    if (strcmp(parser->section, "tenants") == 0) {
+        return set_tenant(parser->config, name, value, &parser->origin, err);
+    }
+    const struct config_row *row = find_row(parser->section, name);
+    if (row == NULL) {
+        return refuse_unknown(parser->section, name, &parser->origin, err);
+    }
+    unsigned *seen = &parser->seen_line[row - rows];
+    if (*seen != 0) {
+        return refuse(err,
+                      &parser->origin,
+                      "%s.%s was given in line %u already; remove one",
+                      row->section,
+                      row->name,
+                      *seen);
+    }
+    *seen = parser->origin.line;
+    return set_row(parser->config, row, value, &parser->origin, err);
+}
+
+static enum kvist_status
+read_lines(struct kvist_config *config, FILE *file, const char *path, struct kvist_error *err)
+{
+    struct parser parser = {.config = config, .origin = {.file = path}};
+    char line[KVIST_CONFIG_LINE_BYTES];
+    while (fgets(line, sizeof(line), file) != NULL) {
+        parser.origin.line++;
+        size_t length = strlen(line);
+        if (length == sizeof(line) - 1 && line[length - 1] != '\n') {
+            return refuse(err, &parser.origin, "line over %zu bytes", sizeof(line) - 2);
+        }
+        if (parser.origin.line > KVIST_CONFIG_LINES_MAX) {
+            return refuse(err, &parser.origin, "over %d lines", KVIST_CONFIG_LINES_MAX);
+        }
+        enum kvist_status status = take_line(&parser, line, err);
+        if (status != KVIST_OK) {
+            return status;
+        }
+    }
+    if (ferror(file)) {
+        return kvist_error_set_errno(err, errno, "read", "cannot read %s", path);
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status
+read_file(struct kvist_config *config, const char *path, bool must_exist, struct kvist_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT && !must_exist) {
+        return KVIST_OK;
+    }
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        int error_number = errno;
+        if (fd >= 0) {
+            (void)close(fd);
+        }
+        return kvist_error_set_errno(
+            err, error_number, "open", "cannot open the configuration %s", path);
+    }
+    if (!S_ISREG(info.st_mode)) {
+        (void)close(fd);
+        return kvist_error_set(
+            err, KVIST_INVALID, 0, "config", "the configuration %s is not a file", path);
+    }
+    FILE *file = fdopen(fd, "r");
+    if (file == NULL) {
+        (void)close(fd);
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "config", "no memory to read %s", path);
+    }
+    enum kvist_status status = read_lines(config, file, path, err);
+    (void)fclose(file);
+    return status;
+}
+
+/* --- The whole ------------------------------------------------------------------------------- */
+
+static enum kvist_status override(struct kvist_config *config,
+                                  const struct kvist_config_override *override,
+                                  struct kvist_error *err)
+{
+    struct origin origin = {.file = override->flag};
+    char line[KVIST_CONFIG_LINE_BYTES];
+    int length = snprintf(line, sizeof(line), "%s", override->assignment);
+    char *dot = strchr(line, '.');
+    char *equals = strchr(line, '=');
+    if (length < 0 || (size_t)length >= sizeof(line) || dot == NULL || equals == NULL ||
+        dot > equals) {
+        return refuse(err,
+                      &origin,
+                      "\"%.60s\" is no setting; write section.name=value",
+                      override->assignment);
+    }
+    *dot = '\0';
+    *equals = '\0';
+    const char *section = trim(line);
+    const char *name = trim(dot + 1);
+    if (strcmp(section, "tenants") == 0) {
+        return set_tenant(config, name, trim(equals + 1), &origin, err);
+    }
+    const struct config_row *row = find_row(section, name);
+    return row != NULL ? set_row(config, row, trim(equals + 1), &origin, err)
+                       : refuse_unknown(section, name, &origin, err);
+}
+
+/* What no row alone can say. */
+static enum kvist_status check_together(const struct kvist_config *config, struct kvist_error *err)
+{
+    if (config->daemon_socket[0] != '/') {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "daemon.socket = %s is not an absolute path",
+                               config->daemon_socket);
+    }
+    if (config->nvme_path[0] != '\0' && config->nvme_path[0] != '/') {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "nvme.path = %s is not an absolute path",
+                               config->nvme_path);
+    }
+    if (config->nvme_path[0] != '\0' && config->nvme_bytes == 0) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "nvme.path is set and nvme.bytes is not: say how many bytes kvistd "
+                               "may use there (nvme.bytes = 500G)");
+    }
+    if (config->nvme_path[0] == '\0' && config->nvme_bytes != 0) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "nvme.bytes is set and nvme.path is not: name the directory, or "
+                               "remove nvme.bytes");
+    }
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_config_load(const char *path,
+                                    const struct kvist_config_override *overrides,
+                                    size_t override_count,
+                                    struct kvist_config *config_out,
+                                    struct kvist_error *err)
+{
+    struct kvist_config *config = calloc(1, sizeof(*config));
+    if (config == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "config", "no memory");
+    }
+    enum kvist_status status = KVIST_OK;
+    const struct origin origin = {.file = "default"};
+    for (size_t index = 0; index < ROW_COUNT && status == KVIST_OK; index++) {
+        status = set_row(config, &rows[index], rows[index].fallback, &origin, err);
+    }
+    if (status == KVIST_OK) {
+        status = read_file(config, path != NULL ? path : KVIST_CONFIG_PATH, path != NULL, err);
+    }
+    for (size_t index = 0; index < override_count && status == KVIST_OK; index++) {
+        status = override(config, &overrides[index], err);
+    }
+    if (status == KVIST_OK) {
+        status = check_together(config, err);
+    }
+    if (status == KVIST_OK) {
+        *config_out = *config;
+    }
+    free(config);
+    return status;
+}
+
+void kvist_config_reload(struct kvist_config *config,
+                         const struct kvist_config *fresh,
+                         const char **restart_out)
+{
+    *restart_out = NULL;
+    for (size_t index = 0; index < ROW_COUNT; index++) {
+        char *field = (char *)config + rows[index].offset;
+        const char *fresh_field = (const char *)fresh + rows[index].offset;
+        if (rows[index].life == LIFE_LIVE) {
+            memcpy(field, fresh_field, rows[index].bytes);
+        } else if (rows[index].kind == KIND_TEXT ? strcmp(field, fresh_field) != 0
+                                                 : memcmp(field, fresh_field, 8) != 0) {
+            *restart_out = rows[index].name;
+        }
+    }
+    memcpy(config->rules, fresh->rules, sizeof(config->rules));
+    config->rule_count = fresh->rule_count;
+}
+
+/* --- Printing -------------------------------------------------------------------------------- */
+
+/* Words in lines of "# ". */
+static void print_wrapped(FILE *file, const char *text)
+{
+    size_t column = 0;
+    while (*text != '\0') {
+        size_t span = strcspn(text, " ");
+        if (column != 0 && column + 1 + span > HELP_COLUMNS) {
+            (void)fputc('\n', file);
+            column = 0;
+        }
+        (void)fputs(column == 0 ? "# " : " ", file);
+        (void)fwrite(text, 1, span, file);
+        column += span + 1;
+        text += span;
+        text += strspn(text, " ");
+    }
+    (void)fputc('\n', file);
+}
+
+void kvist_config_print_example(FILE *file)
+{
+    (void)fputs("# Configuration of kvistd: every setting, with its default.\n"
+                "# Made by `kvistd --print-config`. Flags go over this file (`kvistd --help`).\n"
+                "# Settings marked live are taken over by `systemctl reload kvistd` (SIGHUP).\n",
+                file);
+    const char *section = "";
+    for (size_t index = 0; index < ROW_COUNT; index++) {
+        const struct config_row *row = &rows[index];
+        if (strcmp(section, row->section) != 0) {
+            section = row->section;
+            (void)fprintf(file, "\n[%s]\n", section);
+        } else {
+            (void)fputc('\n', file);
+        }
+        char range[160];
+        describe_range(row, range, sizeof(range));
+        print_wrapped(file, row->help);
+        (void)fprintf(file,
+                      "# Allowed: %s. %s.\n#%s =%s%s\n",
+                      range,
+                      row->life == LIFE_LIVE ? "Live" : "Needs a restart",
+                      row->name,
+                      row->fallback[0] != '\0' ? " " : "",
+                      row->fallback);
+    }
+    (void)fputs("\n[tenants]\n"
+                "# Who shares blocks with whom. A peer belongs to the first tenant here that "
+                "names its user or\n# one of its groups, else to the tenant \"default\". Blocks "
+                "are never shared across tenants.\n# Live, for new connections.\n"
+                "#team-a = uid:1000, uid:1001\n#team-b = gid:2000\n",
+                file);
+}
+
+void kvist_config_print_help(FILE *file)
+{
+    for (size_t index = 0; index < ROW_COUNT; index++) {
+        char range[160];
+        describe_range(&rows[index], range, sizeof(range));
+        (void)fprintf(file,
+                      "  %s.%s = %s\n      %s\n",
+                      rows[index].section,
+                      rows[index].name,
+                      rows[index].fallback,
+                      range);
+    }
+}

@@ -1,0 +1,33 @@
+/*
+ * counters - what kvistd counts of its own; metrics.def says what each means.
+ *
+ * Threads     loop
+ */
+#ifndef KVIST_DAEMON_COUNTERS_H
+#define KVIST_DAEMON_COUNTERS_H
+
+#include <stdint.h>
+
+struct kvist_counters {
+    uint64_t connections_total;
+    uint64_t connections_rejected_total; /* over a limit */
+    uint64_t accept_errors_total;
+    uint64_t hello_timeouts_total;
+    uint64_t peers_dropped_total; /* took nothing of what was sent */
+    uint64_t messages_total;
+    uint64_t message_bytes_total;
+    uint64_t pushes_total;
+    uint64_t protocol_errors_total;
+    uint64_t failures_total;
+    uint64_t processes_ended_total;
+    uint64_t http_requests_total;
+    uint64_t http_rejected_total;
+    uint64_t reloads_total;
+    uint64_t reload_failures_total;
+    uint64_t turns_total;
+    uint64_t loop_lag_us;        /* of the last tick */
+    uint64_t loop_lag_us_max[2]; /* of this window of ten seconds, and of the one before */
+    uint64_t lag_window_us;      /* when this one began */
+};
+
+#endif

@@ -1,0 +1,499 @@
+#include "daemon/daemon.h"
+
+#include "daemon/dispatch.h"
+#include "daemon/machine.h"
+#include "daemon/notify.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define TICK_US       20000ULL
+#define LAG_WINDOW_US 10000000ULL
+#define SAVE_LOG_US   1000000ULL
+#define STOP_EXTRA_US 30000000ULL /* for closing, after the save */
+
+static const struct timeval at_once = {0, 0};
+static const struct timeval tick_time = {0, TICK_US};
+
+/* --- Configuration --------------------------------------------------------------------------- */
+
+static enum kvist_status load(const struct kvist_daemon_options *options,
+                              struct kvist_config *config_out,
+                              struct kvist_http_address *address_out,
+                              struct kvist_error *err)
+{
+    enum kvist_status status = kvist_config_load(
+        options->config_path, options->overrides, options->override_count, config_out, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    return kvist_http_address_parse(config_out->daemon_metrics_listen,
+                                    config_out->daemon_metrics_allow_remote != 0,
+                                    address_out,
+                                    err);
+}
+
+/* Does it fit the machine? Settles arena_bytes. */
+static enum kvist_status fit(struct kvist_config *config, struct kvist_error *err)
+{
+    struct kvist_machine machine;
+    enum kvist_status status = kvist_machine_read("", &machine, err);
+    if (status == KVIST_OK) {
+        status = kvist_machine_fit_memory(&machine, config, err);
+    }
+    return status == KVIST_OK ? kvist_machine_fit_nvme(config, err) : status;
+}
+
+enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
+                                     struct kvist_config *config_out,
+                                     struct kvist_error *err)
+{
+    struct kvist_http_address address;
+    enum kvist_status status = load(options, config_out, &address, err);
+    return status == KVIST_OK ? fit(config_out, err) : status;
+}
+
+enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    struct kvist_config *fresh = calloc(1, sizeof(*fresh));
+    if (fresh == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "config", "no memory to reload");
+    }
+    struct kvist_http_address address;
+    enum kvist_status status = load(&daemon->options, fresh, &address, err);
+    if (status == KVIST_OK) {
+        const char *restart = NULL;
+        kvist_config_reload(&daemon->config, fresh, &restart);
+        kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
+        daemon->counters.reloads_total++;
+        kvist_log(KVIST_LOG_INFO, "configuration reloaded");
+        if (restart != NULL) {
+            kvist_log(KVIST_LOG_WARN,
+                      "setting differs and needs a restart name=%s action=ignored",
+                      restart);
+        }
+    } else {
+        daemon->counters.reload_failures_total++;
+        kvist_log(
+            KVIST_LOG_ERROR, "reload failed, the old configuration stays error=\"%s\"", err->text);
+    }
+    free(fresh);
+    return status;
+}
+
+/* --- The loop -------------------------------------------------------------------------------- */
+
+static void turn_store(struct kvist_daemon *daemon)
+{
+    daemon->counters.turns_total++;
+    if (kvist_store_turn(daemon->store, kvist_clock_now_us())) {
+        (void)event_add(daemon->turn, &at_once);
+    }
+}
+
+static void on_store_event(evutil_socket_t fd, short what, void *ctx)
+{
+    (void)fd;
+    (void)what;
+    turn_store(ctx);
+}
+
+static void on_turn_ended(void *ctx)
+{
+    struct kvist_daemon *daemon = ctx;
+    (void)event_add(daemon->turn, &at_once);
+}
+
+static void on_connection_gone(void *ctx, struct kvist_connection *connection)
+{
+    (void)ctx;
+    kvist_dispatch_forget(connection);
+    kvist_sessions_detach(connection);
+}
+
+static void measure_lag(struct kvist_daemon *daemon, uint64_t now_us)
+{
+    struct kvist_counters *counters = &daemon->counters;
+    uint64_t lag_us = now_us > daemon->tick_due_us ? now_us - daemon->tick_due_us : 0;
+    daemon->tick_due_us = now_us + TICK_US;
+    counters->loop_lag_us = lag_us;
+    if (now_us - counters->lag_window_us >= LAG_WINDOW_US) {
+        counters->loop_lag_us_max[1] = counters->loop_lag_us_max[0];
+        counters->loop_lag_us_max[0] = 0;
+        counters->lag_window_us = now_us;
+    }
+    if (lag_us > counters->loop_lag_us_max[0]) {
+        counters->loop_lag_us_max[0] = lag_us;
+    }
+}
+
+static void watch_save(struct kvist_daemon *daemon, uint64_t now_us);
+
+static void on_tick(evutil_socket_t fd, short what, void *ctx)
+{
+    (void)fd;
+    (void)what;
+    struct kvist_daemon *daemon = ctx;
+    uint64_t now_us = kvist_clock_now_us();
+    measure_lag(daemon, now_us);
+    turn_store(daemon);
+    kvist_server_tick(&daemon->server, now_us);
+    if (daemon->alive_interval_us != 0 && now_us - daemon->alive_us >= daemon->alive_interval_us) {
+        daemon->alive_us = now_us;
+        kvist_notify_alive();
+    }
+    if (daemon->save_deadline_us != 0) {
+        watch_save(daemon, now_us);
+    }
+    (void)event_add(daemon->tick, &tick_time);
+}
+
+/* --- Stop ------------------------------------------------------------------------------------ */
+
+static void leave_loop(struct kvist_daemon *daemon)
+{
+    daemon->save_deadline_us = 0;
+    (void)event_base_loopbreak(daemon->base);
+}
+
+static void on_saved(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    struct kvist_daemon *daemon = ctx;
+    if (daemon->save_deadline_us == 0) {
+        return; /* it took too long, or a second signal came */
+    }
+    kvist_log(status == KVIST_OK ? KVIST_LOG_INFO : KVIST_LOG_ERROR,
+              "hot set saved status=%s blocks=%llu bytes=%llu",
+              kvist_status_name(status),
+              (unsigned long long)blocks,
+              (unsigned long long)bytes);
+    leave_loop(daemon);
+}
+
+static void watch_save(struct kvist_daemon *daemon, uint64_t now_us)
+{
+    if (now_us >= daemon->save_deadline_us) {
+        kvist_log(KVIST_LOG_WARN,
+                  "saving the hot set took longer than daemon.stop_save_s=%llu, the rest is lost",
+                  (unsigned long long)daemon->config.daemon_stop_save_s);
+        leave_loop(daemon);
+        return;
+    }
+    if (now_us - daemon->save_logged_us < SAVE_LOG_US) {
+        return;
+    }
+    daemon->save_logged_us = now_us;
+    struct kvist_store_stats stats;
+    kvist_store_stats(daemon->store, &stats);
+    kvist_log(KVIST_LOG_INFO,
+              "saving the hot set blocks_on_nvme=%llu blocks_in_memory=%llu left_s=%llu",
+              (unsigned long long)stats.tier.blocks,
+              (unsigned long long)stats.slots_ready,
+              (unsigned long long)((daemon->save_deadline_us - now_us) / 1000000));
+}
+
+/* Stop accepting and save; the loop ends when that is done. Engines keep what they have mapped. */
+static void stop(struct kvist_daemon *daemon, const char *reason)
+{
+    daemon->stopping = true;
+    uint64_t save_us = daemon->config.daemon_stop_save_s * 1000000;
+    kvist_log(KVIST_LOG_INFO, "stopping reason=%s", reason);
+    kvist_notify_stopping("Saving the hot set", save_us + STOP_EXTRA_US);
+    kvist_server_stop_accepting(&daemon->server);
+    kvist_listener_silence(&daemon->listener);
+    struct kvist_store_stats stats;
+    kvist_store_stats(daemon->store, &stats);
+    if (!stats.has_tier || save_us == 0) {
+        leave_loop(daemon);
+        return;
+    }
+    daemon->save_deadline_us = kvist_clock_now_us() + save_us;
+    enum kvist_status status = kvist_store_save(daemon->store, on_saved, daemon);
+    if (status != KVIST_OK) {
+        kvist_log(KVIST_LOG_ERROR,
+                  "cannot save the hot set status=%s action=ignored",
+                  kvist_status_name(status));
+        leave_loop(daemon);
+    }
+}
+
+static void on_stop_signal(evutil_socket_t number, short what, void *ctx)
+{
+    (void)what;
+    struct kvist_daemon *daemon = ctx;
+    if (daemon->stopping) {
+        /* What is on NVMe survives this as it survives a kill. */
+        kvist_log(KVIST_LOG_WARN, "stopping at once, told twice");
+        _exit(KVIST_EXIT_OK);
+    }
+    stop(daemon, number == SIGTERM ? "SIGTERM" : "SIGINT");
+}
+
+static void say_ready(const struct kvist_daemon *daemon)
+{
+    char size[32];
+    char status[160];
+    (void)snprintf(status,
+                   sizeof(status),
+                   "Serving on %.107s with %s of memory",
+                   daemon->listener.path,
+                   kvist_size_format(daemon->arena_bytes, size));
+    kvist_notify_ready(status);
+}
+
+static void on_reload_signal(evutil_socket_t number, short what, void *ctx)
+{
+    (void)number;
+    (void)what;
+    struct kvist_daemon *daemon = ctx;
+    struct kvist_error err = KVIST_ERROR_INIT;
+    if (daemon->stopping) {
+        return;
+    }
+    kvist_notify_reloading();
+    enum kvist_status status = kvist_daemon_reload(daemon, &err);
+    say_ready(daemon);
+    if (status != KVIST_OK) {
+        kvist_notify_status("The last reload failed; see the log");
+    }
+}
+
+/* --- Start ----------------------------------------------------------------------------------- */
+
+static void print_metrics(void *ctx, FILE *file)
+{
+    const struct kvist_daemon *daemon = ctx;
+    kvist_metrics_print(&daemon->metrics, KVIST_RELEASE, file);
+}
+
+static void print_health(void *ctx, FILE *file)
+{
+    const struct kvist_daemon *daemon = ctx;
+    char text[KVIST_HEALTH_BYTES];
+    kvist_metrics_health(&daemon->metrics, text);
+    (void)fputs(text, file);
+}
+
+static bool is_ready(void *ctx)
+{
+    const struct kvist_daemon *daemon = ctx;
+    return daemon->ready && !daemon->stopping;
+}
+
+static enum kvist_status open_socket(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    enum kvist_status status = kvist_listener_take_passed(&daemon->listener, err);
+    if (status != KVIST_NOT_FOUND) {
+        return status;
+    }
+    return kvist_listener_open("daemon.socket",
+                               daemon->config.daemon_socket,
+                               (mode_t)daemon->config.daemon_socket_mode,
+                               daemon->config.daemon_socket_group,
+                               &daemon->listener,
+                               err);
+}
+
+static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    const struct kvist_config *config = &daemon->config;
+    const struct kvist_tier_options tier = {
+        .path = config->nvme_path,
+        .bytes_max = config->nvme_bytes,
+        .extent_bytes = config->nvme_extent_bytes,
+        .io_threads = (uint32_t)config->nvme_io_threads,
+        .depth_max = (uint32_t)config->nvme_depth_max,
+    };
+    const struct kvist_store_options options = {
+        .arena_bytes = daemon->arena_bytes,
+        .huge_pages = config->memory_huge_pages == 0,
+        .checksum_threads = (uint32_t)config->memory_checksum_threads,
+        .hold_us = config->limits_hold_ms * 1000,
+        .fill_max_us = config->limits_fill_max_ms * 1000,
+        .admission = (enum kvist_admission)config->nvme_admission,
+        .tier = config->nvme_path[0] != '\0' ? &tier : NULL,
+        .events = kvist_push_events,
+        .ctx = daemon,
+    };
+    return kvist_store_open(&options, &daemon->store, err);
+}
+
+static enum kvist_status watch(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    bool good = true;
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(numbers); index++) {
+        daemon->signals[index] =
+            evsignal_new(daemon->base,
+                         numbers[index],
+                         numbers[index] == SIGHUP ? on_reload_signal : on_stop_signal,
+                         daemon);
+        good =
+            good && daemon->signals[index] != NULL && event_add(daemon->signals[index], NULL) == 0;
+    }
+    int fds[4];
+    size_t fd_count = kvist_store_fds(daemon->store, fds);
+    for (size_t index = 0; index < fd_count; index++) {
+        daemon->store_events[index] =
+            event_new(daemon->base, fds[index], EV_READ | EV_PERSIST, on_store_event, daemon);
+        good = good && daemon->store_events[index] != NULL &&
+               event_add(daemon->store_events[index], NULL) == 0;
+    }
+    daemon->turn = evtimer_new(daemon->base, on_store_event, daemon);
+    daemon->tick = evtimer_new(daemon->base, on_tick, daemon);
+    daemon->tick_due_us = kvist_clock_now_us() + TICK_US;
+    good = good && daemon->turn != NULL && daemon->tick != NULL &&
+           event_add(daemon->tick, &tick_time) == 0;
+    return good ? KVIST_OK
+                : kvist_error_set(err, KVIST_NO_MEMORY, 0, "libevent", "cannot start the loop");
+}
+
+static enum kvist_status start_serving(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    daemon->sessions.base = daemon->base;
+    daemon->sessions.store = daemon->store;
+    daemon->sessions.counters = &daemon->counters;
+    daemon->metrics.store = daemon->store;
+    daemon->metrics.counters = &daemon->counters;
+    daemon->metrics.connection_count = &daemon->server.connection_count;
+    daemon->metrics.started_us = kvist_clock_now_us();
+    const struct kvist_server_handler handler = {
+        .message = kvist_dispatch_message,
+        .turn_ended = on_turn_ended,
+        .connection_gone = on_connection_gone,
+        .ctx = daemon,
+    };
+    enum kvist_status status = kvist_server_start(&daemon->server,
+                                                  daemon->base,
+                                                  daemon->listener.fd,
+                                                  &daemon->config,
+                                                  &daemon->counters,
+                                                  &handler,
+                                                  err);
+    const struct kvist_http_pages pages = {
+        .metrics = print_metrics,
+        .health = print_health,
+        .ready = is_ready,
+        .ctx = daemon,
+    };
+    if (status == KVIST_OK) {
+        status = kvist_http_start(
+            &daemon->http, daemon->base, &daemon->http_address, &daemon->counters, &pages, err);
+    }
+    return status;
+}
+
+static enum kvist_status start(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    daemon->base = event_base_new();
+    if (daemon->base == NULL ||
+        getrandom(&daemon->instance, sizeof(daemon->instance), 0) != sizeof(daemon->instance)) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "libevent", "cannot make an event loop");
+    }
+    enum kvist_status status = open_socket(daemon, err);
+    if (status == KVIST_OK) {
+        status = open_store(daemon, err);
+    }
+    if (status == KVIST_OK) {
+        status = watch(daemon, err);
+    }
+    if (status == KVIST_OK) {
+        status = start_serving(daemon, err);
+    }
+    if (status != KVIST_OK) {
+        return status;
+    }
+    char size[32];
+    kvist_log(KVIST_LOG_INFO,
+              "serving version=%s socket=%s arena=%s nvme=%s files_max=%llu",
+              KVIST_RELEASE,
+              daemon->listener.path,
+              kvist_size_format(daemon->arena_bytes, size),
+              daemon->config.nvme_path[0] != '\0' ? daemon->config.nvme_path : "off",
+              (unsigned long long)daemon->metrics.files_max);
+    daemon->ready = true;
+    daemon->alive_interval_us = kvist_notify_interval_us();
+    say_ready(daemon);
+    return KVIST_OK;
+}
+
+static void free_event(struct event **event)
+{
+    if (*event != NULL) {
+        event_free(*event);
+        *event = NULL;
+    }
+}
+
+/* Everything in reverse; what was not opened is zero. */
+static void finish(struct kvist_daemon *daemon)
+{
+    kvist_http_stop(&daemon->http);
+    kvist_server_stop(&daemon->server);
+    kvist_sessions_clear(&daemon->sessions);
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(daemon->signals); index++) {
+        free_event(&daemon->signals[index]);
+    }
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(daemon->store_events); index++) {
+        free_event(&daemon->store_events[index]);
+    }
+    free_event(&daemon->turn);
+    free_event(&daemon->tick);
+    kvist_store_close(&daemon->store);
+    kvist_listener_close(&daemon->listener);
+    if (daemon->base != NULL) {
+        event_base_free(daemon->base);
+    }
+}
+
+/* A failure to start that the configuration is to blame for, and not the moment? */
+static int exit_status(enum kvist_status status)
+{
+    return status == KVIST_INVALID ? KVIST_EXIT_CONFIG : KVIST_EXIT_FAILURE;
+}
+
+int kvist_daemon_run(const struct kvist_daemon_options *options)
+{
+    struct kvist_daemon *daemon = calloc(1, sizeof(*daemon));
+    if (daemon == NULL) {
+        kvist_log(KVIST_LOG_ERROR, "out of memory");
+        return KVIST_EXIT_FAILURE;
+    }
+    daemon->listener = (struct kvist_listener)KVIST_LISTENER_INIT;
+    daemon->options = *options;
+    (void)signal(SIGPIPE, SIG_IGN);
+    daemon->metrics.files_max = kvist_machine_raise_files();
+    struct kvist_error err = KVIST_ERROR_INIT;
+    enum kvist_status status = load(options, &daemon->config, &daemon->http_address, &err);
+    if (status == KVIST_OK) {
+        kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
+        struct kvist_config fitted = daemon->config;
+        status = fit(&fitted, &err);
+        daemon->arena_bytes = fitted.memory_arena_bytes;
+    }
+    int exit_code = status != KVIST_OK ? KVIST_EXIT_CONFIG : KVIST_EXIT_OK;
+    if (status == KVIST_OK) {
+        status = start(daemon, &err);
+        exit_code = status != KVIST_OK ? exit_status(status) : KVIST_EXIT_OK;
+    }
+    if (status != KVIST_OK) {
+        kvist_log(KVIST_LOG_ERROR, "kvistd cannot start: %s", err.text);
+    } else if (event_base_dispatch(daemon->base) < 0) {
+        kvist_log(KVIST_LOG_ERROR, "the event loop failed errno=%d", errno);
+        exit_code = KVIST_EXIT_FAILURE;
+    }
+    bool served = daemon->ready;
+    finish(daemon);
+    free(daemon);
+    if (served) {
+        kvist_log(KVIST_LOG_INFO, "stopped");
+    }
+    return exit_code;
+}

@@ -1,0 +1,286 @@
+#include "daemon/listener.h"
+
+#include "proto/base/log.h"
+
+#include <systemd/sd-daemon.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define BACKLOG         4096 /* the kernel cuts it to net.core.somaxconn */
+#define GROUP_BYTES_MAX 16384
+
+/* --- From systemd ---------------------------------------------------------------------------- */
+
+enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
+                                             struct kvist_error *err)
+{
+    struct kvist_listener listener = KVIST_LISTENER_INIT;
+    int count = sd_listen_fds(1);
+    for (int fd = SD_LISTEN_FDS_START; fd < SD_LISTEN_FDS_START + count; fd++) {
+        if (sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0 && listener.fd < 0) {
+            listener.fd = fd;
+            continue;
+        }
+        kvist_log(KVIST_LOG_WARN, "passed fd is not used fd=%d action=closed", fd);
+        (void)close(fd);
+    }
+    if (listener.fd < 0) {
+        return count <= 0
+                   ? KVIST_NOT_FOUND
+                   : kvist_error_set(err,
+                                     KVIST_INVALID,
+                                     0,
+                                     "systemd",
+                                     "systemd passed %d fds and none is a listening Unix stream "
+                                     "socket: see ListenStream= of kvistd.socket",
+                                     count);
+    }
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t length = sizeof(address);
+    if (fcntl(listener.fd, F_SETFL, O_NONBLOCK) != 0 ||
+        getsockname(listener.fd, (struct sockaddr *)&address, &length) != 0) {
+        int error_number = errno;
+        (void)close(listener.fd);
+        return kvist_error_set_errno(
+            err, error_number, "systemd", "cannot use the socket that systemd passed");
+    }
+    (void)snprintf(listener.path, sizeof(listener.path), "%.107s", address.sun_path);
+    *listener_out = listener;
+    return KVIST_OK;
+}
+
+/* --- Made here ------------------------------------------------------------------------------- */
+
+static enum kvist_status lock_path(struct kvist_listener *listener, struct kvist_error *err)
+{
+    char path[KVIST_SOCKET_PATH_BYTES + 8];
+    (void)snprintf(path, sizeof(path), "%s.lock", listener->path);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0 && errno == ENOENT) {
+        return kvist_error_set(err,
+                               KVIST_NOT_FOUND,
+                               ENOENT,
+                               listener->key,
+                               "the directory of %s = %s does not exist: create it, or choose "
+                               "another path",
+                               listener->key,
+                               listener->path);
+    }
+    if (fd < 0) {
+        return kvist_error_set_errno(
+            err, errno, listener->key, "%s: cannot make the lock %s", listener->key, path);
+    }
+    char pid[16] = "";
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int error_number = errno;
+        ssize_t length = pread(fd, pid, sizeof(pid) - 1, 0);
+        pid[length > 0 ? length : 0] = '\0';
+        pid[strspn(pid, "0123456789")] = '\0';
+        (void)close(fd);
+        return error_number != EWOULDBLOCK
+                   ? kvist_error_set_errno(err, error_number, "flock", "cannot lock %s", path)
+                   : kvist_error_set(err,
+                                     KVIST_EXISTS,
+                                     0,
+                                     listener->key,
+                                     "another kvistd (pid %s) serves on %s: stop it, or choose "
+                                     "another %s",
+                                     pid[0] != '\0' ? pid : "unknown",
+                                     listener->path,
+                                     listener->key);
+    }
+    int length = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)length, 0) != length) {
+        kvist_log(KVIST_LOG_WARN, "cannot note the pid path=%s action=ignored", path);
+    }
+    listener->lock_fd = fd;
+    return KVIST_OK;
+}
+
+/* 0 when somebody answers there, else the errno of connect(2). */
+static int probe(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+        return errno;
+    }
+    int result = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ? 0 : errno;
+    (void)close(fd);
+    return result == EAGAIN ? 0 : result; /* its backlog is full: it lives */
+}
+
+/* We hold the lock: what is at the path is a dead daemon's, or not ours to touch. */
+static enum kvist_status clear_path(const struct kvist_listener *listener,
+                                    const struct sockaddr_un *address,
+                                    struct kvist_error *err)
+{
+    const char *path = listener->path;
+    const char *key = listener->key;
+    struct stat info;
+    if (lstat(path, &info) != 0) {
+        return errno == ENOENT
+                   ? KVIST_OK
+                   : kvist_error_set_errno(err, errno, key, "%s: cannot look at %s", key, path);
+    }
+    if (!S_ISSOCK(info.st_mode)) {
+        return kvist_error_set(err,
+                               KVIST_EXISTS,
+                               0,
+                               key,
+                               "%s exists and is not a socket: remove it, or choose another %s",
+                               path,
+                               key);
+    }
+    int answer = probe(address);
+    if (answer == 0) {
+        return kvist_error_set(err,
+                               KVIST_EXISTS,
+                               0,
+                               key,
+                               "somebody listens on %s already (a socket unit of systemd, or "
+                               "another program): stop it, or choose another %s",
+                               path,
+                               key);
+    }
+    if (answer != ECONNREFUSED) {
+        return kvist_error_set_errno(
+            err, answer, key, "cannot tell whether somebody listens on %s", path);
+    }
+    if (unlink(path) != 0) {
+        return kvist_error_set_errno(err, errno, key, "cannot remove %s of a dead kvistd", path);
+    }
+    kvist_log(KVIST_LOG_INFO, "socket of a dead daemon removed path=%s", path);
+    return KVIST_OK;
+}
+
+static enum kvist_status find_group(const char *name, gid_t *group_out, struct kvist_error *err)
+{
+    *group_out = (gid_t)-1;
+    if (name[0] == '\0') {
+        return KVIST_OK;
+    }
+    char *buffer = malloc(GROUP_BYTES_MAX);
+    if (buffer == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "config", "no memory");
+    }
+    struct group entry;
+    struct group *found = NULL;
+    (void)getgrnam_r(name, &entry, buffer, GROUP_BYTES_MAX, &found);
+    if (found != NULL) {
+        *group_out = found->gr_gid;
+    }
+    free(buffer);
+    return found != NULL ? KVIST_OK
+                         : kvist_error_set(err,
+                                           KVIST_INVALID,
+                                           0,
+                                           "config",
+                                           "daemon.socket_group = %s: there is no such group",
+                                           name);
+}
+
+static enum kvist_status bind_path(struct kvist_listener *listener,
+                                   const struct sockaddr_un *address,
+                                   mode_t mode,
+                                   const char *group_name,
+                                   struct kvist_error *err)
+{
+    gid_t group = (gid_t)-1;
+    enum kvist_status status = find_group(group_name, &group, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener->fd < 0) {
+        return kvist_error_set_errno(err, errno, "socket", "cannot make a Unix socket");
+    }
+    /* Closed to others until its mode and group are right. */
+    mode_t mask = umask(0177);
+    int result = bind(listener->fd, (const struct sockaddr *)address, sizeof(*address));
+    int error_number = errno;
+    (void)umask(mask);
+    if (result != 0) {
+        return kvist_error_set_errno(
+            err, error_number, "bind", "cannot make the socket %s", listener->path);
+    }
+    struct stat info;
+    if (lstat(listener->path, &info) == 0) {
+        listener->device = info.st_dev;
+        listener->inode = info.st_ino;
+    }
+    if ((group != (gid_t)-1 && chown(listener->path, (uid_t)-1, group) != 0) ||
+        chmod(listener->path, mode) != 0) {
+        return kvist_error_set_errno(
+            err, errno, listener->key, "cannot set group and mode of %s", listener->path);
+    }
+    return listen(listener->fd, BACKLOG) == 0
+               ? KVIST_OK
+               : kvist_error_set_errno(err, errno, "listen", "cannot listen on %s", listener->path);
+}
+
+enum kvist_status kvist_listener_open(const char *key,
+                                      const char *path,
+                                      mode_t mode,
+                                      const char *group,
+                                      struct kvist_listener *listener_out,
+                                      struct kvist_error *err)
+{
+    struct kvist_listener listener = KVIST_LISTENER_INIT;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    listener.key = key;
+    if (strlen(path) >= sizeof(listener.path)) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               key,
+                               "%s: a socket's path has at most %zu bytes",
+                               key,
+                               sizeof(listener.path) - 1);
+    }
+    (void)snprintf(listener.path, sizeof(listener.path), "%s", path);
+    (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    enum kvist_status status = lock_path(&listener, err);
+    if (status == KVIST_OK) {
+        status = clear_path(&listener, &address, err);
+    }
+    if (status == KVIST_OK) {
+        status = bind_path(&listener, &address, mode, group, err);
+    }
+    if (status != KVIST_OK) {
+        kvist_listener_close(&listener);
+        return status;
+    }
+    *listener_out = listener;
+    return KVIST_OK;
+}
+
+void kvist_listener_silence(struct kvist_listener *listener)
+{
+    struct stat info;
+    if (listener->inode != 0 && lstat(listener->path, &info) == 0 &&
+        info.st_dev == listener->device && info.st_ino == listener->inode) {
+        (void)unlink(listener->path);
+    }
+    listener->inode = 0;
+    if (listener->fd >= 0) {
+        (void)close(listener->fd);
+        listener->fd = -1;
+    }
+}
+
+void kvist_listener_close(struct kvist_listener *listener)
+{
+    kvist_listener_silence(listener);
+    if (listener->lock_fd >= 0) {
+        (void)close(listener->lock_fd);
+    }
+    *listener = (struct kvist_listener)KVIST_LISTENER_INIT;
+}

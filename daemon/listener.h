@@ -1,0 +1,61 @@
+/*
+ * listener - the Unix socket that kvistd listens on.
+ *
+ * Role        takes the socket that systemd passes, or makes one: with a lock beside it, so that
+ *             two daemons never serve one path, and a socket file that a dead daemon left is
+ *             replaced. Takes nothing that is not a socket, and nobody else's.
+ * Files       PATH, PATH.lock (stays, holds the pid of the last daemon)
+ * Ownership   owns the listening fd and the lock
+ * Errors      EXISTS: another daemon serves there; INVALID, NOT_FOUND, DENIED: the path
+ * Source      unix(7), flock(2), sd_listen_fds(3)
+ */
+#ifndef KVIST_DAEMON_LISTENER_H
+#define KVIST_DAEMON_LISTENER_H
+
+#include "daemon/config.h"
+
+#include <sys/stat.h>
+
+struct kvist_listener {
+    int fd;
+    int lock_fd;     /* -1: the socket came from systemd */
+    const char *key; /* the setting that named it, for messages */
+    char path[KVIST_SOCKET_PATH_BYTES];
+    dev_t device; /* of the socket file that was made here */
+    ino_t inode;
+};
+
+#define KVIST_LISTENER_INIT                                                                        \
+    {                                                                                              \
+        .fd = -1, .lock_fd = -1, .key = ""                                                         \
+    }
+
+/**
+ * Take the socket that systemd passed.
+ *
+ * @return OK; NOT_FOUND: it passed nothing; INVALID: what it passed is no such socket
+ */
+KVIST_MUST_USE enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
+                                                            struct kvist_error *err);
+
+/**
+ * Make a socket and listen on it.
+ *
+ * @param key           static: the setting that path comes from
+ * @param group         "": that of kvistd
+ * @param listener_out  owned by the caller; close with kvist_listener_close()
+ */
+KVIST_MUST_USE enum kvist_status kvist_listener_open(const char *key,
+                                                     const char *path,
+                                                     mode_t mode,
+                                                     const char *group,
+                                                     struct kvist_listener *listener_out,
+                                                     struct kvist_error *err);
+
+/** Stop listening: removes the socket file if it is still the one made here. Keeps the lock. */
+void kvist_listener_silence(struct kvist_listener *listener);
+
+/** Stop listening and give up the lock. */
+void kvist_listener_close(struct kvist_listener *listener);
+
+#endif

@@ -1,0 +1,224 @@
+#include "daemon/machine.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define HUGE_PAGE_BYTES (2ULL << 20)
+#define AUTO_SHARE      4U /* arena_bytes = auto: one part in so many */
+
+/* "1536 MiB" or so: for people, so rounded down. */
+static const char *readable(uint64_t bytes, char text_out[32])
+{
+    (void)snprintf(text_out, 32, "%llu MiB", (unsigned long long)(bytes >> 20));
+    return text_out;
+}
+
+static enum kvist_status
+read_available(const char *root, uint64_t *bytes_out, struct kvist_error *err)
+{
+    char path[PATH_MAX];
+    (void)snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return kvist_error_set_errno(err, errno, "open", "cannot read %s", path);
+    }
+    char line[256];
+    unsigned long long kib = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof(line), file) != NULL) {
+        found = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+    }
+    (void)fclose(file);
+    if (!found) {
+        return kvist_error_set(
+            err, KVIST_SYSTEM, 0, "meminfo", "%s does not say MemAvailable", path);
+    }
+    *bytes_out = (uint64_t)kib << 10;
+    return KVIST_OK;
+}
+
+/* One limit file; absent, unreadable or "max": none. */
+static uint64_t read_limit(const char *path)
+{
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return UINT64_MAX;
+    }
+    unsigned long long bytes = 0;
+    bool found = fscanf(file, "%llu", &bytes) == 1;
+    (void)fclose(file);
+    return found ? bytes : UINT64_MAX;
+}
+
+static uint64_t read_cgroup(const char *root)
+{
+    char path[PATH_MAX];
+    (void)snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return UINT64_MAX;
+    }
+    char line[PATH_MAX] = "";
+    char group[PATH_MAX] = "";
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, "0::", 3) == 0) {
+            line[strcspn(line, "\n")] = '\0';
+            (void)snprintf(group, sizeof(group), "%s", line + 3);
+        }
+    }
+    (void)fclose(file);
+    uint64_t least = UINT64_MAX;
+    for (;;) {
+        char limit_path[2 * PATH_MAX];
+        (void)snprintf(
+            limit_path, sizeof(limit_path), "%s/sys/fs/cgroup%s/memory.max", root, group);
+        uint64_t limit = read_limit(limit_path);
+        least = limit < least ? limit : least;
+        char *slash = strrchr(group, '/');
+        if (slash == NULL) {
+            return least;
+        }
+        *slash = '\0';
+    }
+}
+
+enum kvist_status
+kvist_machine_read(const char *root, struct kvist_machine *machine_out, struct kvist_error *err)
+{
+    struct kvist_machine machine = {.cgroup_bytes = read_cgroup(root)};
+    enum kvist_status status = read_available(root, &machine.available_bytes, err);
+    if (status == KVIST_OK) {
+        *machine_out = machine;
+    }
+    return status;
+}
+
+enum kvist_status kvist_machine_fit_memory(const struct kvist_machine *machine,
+                                           struct kvist_config *config,
+                                           struct kvist_error *err)
+{
+    bool by_cgroup = machine->cgroup_bytes < machine->available_bytes;
+    uint64_t room = by_cgroup ? machine->cgroup_bytes : machine->available_bytes;
+    const char *bound = by_cgroup ? "the memory.max of kvistd's cgroup" : "available memory";
+    char wanted[32];
+    char there[32];
+    uint64_t arena = config->memory_arena_bytes;
+    if (arena == 0) {
+        arena = room / AUTO_SHARE / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        arena = arena > KVIST_ARENA_BYTES_MIN ? arena : KVIST_ARENA_BYTES_MIN;
+    }
+    if (arena > room) {
+        return kvist_error_set(
+            err,
+            KVIST_INVALID,
+            0,
+            "config",
+            "memory.arena_bytes is %s, over %s (%s): set it lower, or free memory",
+            readable(arena, wanted),
+            bound,
+            readable(room, there));
+    }
+    config->memory_arena_bytes = arena;
+    return KVIST_OK;
+}
+
+/* The directory that a missing nvme.path would be made in. */
+static void parent_of(const char *path, char parent_out[KVIST_CONFIG_TEXT_BYTES])
+{
+    (void)snprintf(parent_out, KVIST_CONFIG_TEXT_BYTES, "%s", path);
+    size_t length = strlen(parent_out);
+    while (length > 1 && parent_out[length - 1] == '/') {
+        parent_out[--length] = '\0';
+    }
+    char *slash = strrchr(parent_out, '/');
+    slash[slash == parent_out ? 1 : 0] = '\0';
+}
+
+static enum kvist_status check_directory(const char *path, struct kvist_error *err)
+{
+    struct stat info;
+    if (stat(path, &info) != 0) {
+        return errno == ENOENT
+                   ? kvist_error_set(err,
+                                     KVIST_NOT_FOUND,
+                                     ENOENT,
+                                     "nvme.path",
+                                     "the directory %s of nvme.path does not exist: create it, or "
+                                     "correct nvme.path",
+                                     path)
+                   : kvist_error_set_errno(
+                         err, errno, "nvme.path", "cannot look at %s of nvme.path", path);
+    }
+    if (!S_ISDIR(info.st_mode)) {
+        return kvist_error_set(
+            err, KVIST_INVALID, 0, "nvme.path", "%s of nvme.path is not a directory", path);
+    }
+    if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) != 0) {
+        return kvist_error_set_errno(err,
+                                     errno,
+                                     "nvme.path",
+                                     "kvistd (uid %u) cannot write in %s of nvme.path",
+                                     (unsigned)geteuid(),
+                                     path);
+    }
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config, struct kvist_error *err)
+{
+    if (config->nvme_path[0] == '\0') {
+        return KVIST_OK;
+    }
+    char path[KVIST_CONFIG_TEXT_BYTES];
+    struct stat info;
+    (void)snprintf(path, sizeof(path), "%s", config->nvme_path);
+    if (stat(path, &info) != 0 && errno == ENOENT) {
+        parent_of(config->nvme_path, path);
+    }
+    enum kvist_status status = check_directory(path, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    struct statvfs disk;
+    if (statvfs(path, &disk) != 0) {
+        return kvist_error_set_errno(err, errno, "statvfs", "cannot ask for the size of %s", path);
+    }
+    uint64_t disk_bytes = (uint64_t)disk.f_blocks * disk.f_frsize;
+    if (config->nvme_bytes > disk_bytes) {
+        char wanted[32];
+        char there[32];
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "nvme.bytes is %s, but the file system of %s has %s in all: set it "
+                               "lower, or use a larger one",
+                               readable(config->nvme_bytes, wanted),
+                               path,
+                               readable(disk_bytes, there));
+    }
+    return KVIST_OK;
+}
+
+uint64_t kvist_machine_raise_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return 0;
+    }
+    if (limit.rlim_cur < limit.rlim_max) {
+        rlim_t before = limit.rlim_cur;
+        limit.rlim_cur = limit.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+            return before;
+        }
+    }
+    return limit.rlim_cur;
+}

@@ -1,0 +1,38 @@
+/*
+ * machine - does the configuration fit this machine?
+ *
+ * Role        reads what memory there is, for the host and for kvistd's cgroup; settles
+ *             arena_bytes = auto; refuses what cannot work before anything is made.
+ * Units       bytes
+ * Threads     any
+ * Errors      INVALID: a setting does not fit, the text says which and what would; NOT_FOUND,
+ *             DENIED: nvme.path
+ * Source      proc(5) MemAvailable, cgroups(7) memory.max of the cgroup and those above it
+ */
+#ifndef KVIST_DAEMON_MACHINE_H
+#define KVIST_DAEMON_MACHINE_H
+
+#include "daemon/config.h"
+
+struct kvist_machine {
+    uint64_t available_bytes; /* MemAvailable */
+    uint64_t cgroup_bytes;    /* lowest memory.max; UINT64_MAX: none */
+};
+
+/** @param root  "" for this machine; tests put a tree of their own there */
+KVIST_MUST_USE enum kvist_status
+kvist_machine_read(const char *root, struct kvist_machine *machine_out, struct kvist_error *err);
+
+/** Check the memory settings, and replace arena_bytes = auto by a number. */
+KVIST_MUST_USE enum kvist_status kvist_machine_fit_memory(const struct kvist_machine *machine,
+                                                          struct kvist_config *config,
+                                                          struct kvist_error *err);
+
+/** Check nvme.path and nvme.bytes against the file system; nothing is made. */
+KVIST_MUST_USE enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config,
+                                                        struct kvist_error *err);
+
+/** Raise the limit of open files as far as allowed. @return the limit now */
+uint64_t kvist_machine_raise_files(void);
+
+#endif

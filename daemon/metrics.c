@@ -1,0 +1,126 @@
+#include "daemon/metrics.h"
+
+#include "daemon/logging.h"
+#include "proto/base/clock.h"
+
+#include <dirent.h>
+#include <unistd.h>
+
+#define FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
+
+struct process_figures {
+    double up_us;
+    bool degraded;
+    uint64_t resident_bytes;
+    uint64_t private_bytes;
+    uint64_t open_files;
+    uint64_t open_files_max;
+    uint64_t log_dropped;
+    uint32_t connections;
+};
+
+const struct kvist_metric_row kvist_metric_rows[KVIST_METRIC_COUNT] = {
+#define KVIST_METRIC(name, kind, unit, help, value) {#name, KVIST_METRIC_##kind, unit, help},
+#include "daemon/metrics.def"
+#undef KVIST_METRIC
+};
+
+/* statm: size resident shared, in pages. */
+static void read_memory(struct process_figures *figures)
+{
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (file == NULL) {
+        return;
+    }
+    unsigned long long resident = 0;
+    unsigned long long shared = 0;
+    if (fscanf(file, "%*u %llu %llu", &resident, &shared) == 2) {
+        uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+        figures->resident_bytes = resident * page_bytes;
+        figures->private_bytes = (resident - shared) * page_bytes;
+    }
+    (void)fclose(file);
+}
+
+static uint64_t count_files(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    if (directory == NULL) {
+        return 0;
+    }
+    uint64_t count = 0;
+    while (readdir(directory) != NULL) {
+        count++;
+    }
+    (void)closedir(directory);
+    return count > 3 ? count - 3 : 0; /* ".", ".." and the directory itself */
+}
+
+/* Why health is not ok, or NULL. */
+static const char *find_fault(const struct kvist_metrics *metrics,
+                              const struct kvist_store_stats *stats)
+{
+    if (stats->has_tier && stats->tier.degraded[0] != '\0') {
+        return stats->tier.degraded;
+    }
+    if (metrics->files_max < FILES_WANTED) {
+        return "the limit of open files is low: raise LimitNOFILE";
+    }
+    return NULL;
+}
+
+void kvist_metrics_read(const struct kvist_metrics *metrics, double values_out[KVIST_METRIC_COUNT])
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(metrics->store, &stats);
+    struct process_figures figures = {
+        .up_us = (double)(kvist_clock_now_us() - metrics->started_us),
+        .degraded = find_fault(metrics, &stats) != NULL,
+        .open_files = count_files(),
+        .open_files_max = metrics->files_max,
+        .log_dropped = kvist_logging_dropped_total(),
+        .connections = *metrics->connection_count,
+    };
+    read_memory(&figures);
+    const struct kvist_store_stats *s = &stats;
+    const struct kvist_counters *c = metrics->counters;
+    const struct process_figures *p = &figures;
+#define KVIST_METRIC(name, kind, unit, help, value)                                                \
+    values_out[KVIST_METRIC_##name] = (double)(value);
+#include "daemon/metrics.def"
+#undef KVIST_METRIC
+}
+
+void kvist_metrics_health(const struct kvist_metrics *metrics, char text_out[KVIST_HEALTH_BYTES])
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(metrics->store, &stats);
+    const char *fault = find_fault(metrics, &stats);
+    (void)snprintf(text_out,
+                   KVIST_HEALTH_BYTES,
+                   "%s%s",
+                   fault != NULL ? "degraded: " : "ok",
+                   fault != NULL ? fault : "");
+}
+
+void kvist_metrics_print(const struct kvist_metrics *metrics, const char *version, FILE *file)
+{
+    double values[KVIST_METRIC_COUNT];
+    kvist_metrics_read(metrics, values);
+    (void)fprintf(file,
+                  "# HELP kvist_build_info Version of kvistd.\n# TYPE kvist_build_info gauge\n"
+                  "kvist_build_info{version=\"%s\"} 1\n",
+                  version);
+    for (size_t index = 0; index < KVIST_METRIC_COUNT; index++) {
+        const struct kvist_metric_row *row = &kvist_metric_rows[index];
+        (void)fprintf(file,
+                      "# HELP kvist_%s %s\n# TYPE kvist_%s %s\nkvist_%s %.*f\n",
+                      row->name,
+                      row->help,
+                      row->name,
+                      row->kind == KVIST_METRIC_COUNTER ? "counter" : "gauge",
+                      row->name,
+                      values[index] == (double)(uint64_t)values[index] ? 0 : 6,
+                      values[index]);
+    }
+}

@@ -1,0 +1,45 @@
+/*
+ * pool - from an engine's OpenPool to the store's pool.
+ *
+ * Role        hashes the identity with the peer's tenant, describes it for people, and remembers
+ *             which tensors each rank of a pool has, so that two engines never read each other's
+ *             blocks with other eyes.
+ * Threads     loop
+ * Limits      KVIST_SHAPES_MAX; the least recently used one is forgotten
+ * Errors      INVALID: identity beyond the limits, or another shape than before
+ */
+#ifndef KVIST_DAEMON_POOL_H
+#define KVIST_DAEMON_POOL_H
+
+#include "proto/wire/message.h"
+#include "storage/store.h"
+
+#define KVIST_SHAPES_MAX (2U * KVIST_POOLS_MAX * KVIST_RANKS_MAX)
+
+struct kvist_shape {
+    uint8_t pool_id[KVIST_KEY_BYTES];
+    uint8_t shape[KVIST_KEY_BYTES];
+    uint32_t shape_bytes; /* 0: free */
+    uint32_t rank;
+    uint64_t used; /* larger: later */
+};
+
+struct kvist_shapes {
+    uint64_t uses;
+    struct kvist_shape entries[KVIST_SHAPES_MAX];
+};
+
+/** Fill what the store needs to know of a pool; generation is left 0. */
+KVIST_MUST_USE enum kvist_status kvist_pool_describe(const Kvist__Wire__OpenPool *open,
+                                                     const char *tenant,
+                                                     struct kvist_tier_pool *pool_out,
+                                                     struct kvist_error *err);
+
+/** Remember, or compare, what a rank's tensors look like. An empty shape says nothing. */
+KVIST_MUST_USE enum kvist_status kvist_shapes_check(struct kvist_shapes *shapes,
+                                                    const uint8_t pool_id[KVIST_KEY_BYTES],
+                                                    uint32_t rank,
+                                                    const ProtobufCBinaryData *shape,
+                                                    struct kvist_error *err);
+
+#endif
