@@ -212,24 +212,28 @@ kvist_map_shared_header(const struct kvist_map_view *map)
     return map->base;
 }
 
+static inline const void *kvist_map_at(const struct kvist_map_view *map, uint64_t offset)
+{
+    return (const char *)map->base + offset;
+}
+
 static inline const struct kvist_index_entry *kvist_map_index(const struct kvist_map_view *map)
 {
-    const void *index = (const char *)map->base + map->header.index_offset;
-    return index;
+    return kvist_map_at(map, map->header.index_offset);
 }
 
 static inline const struct kvist_slot_entry *kvist_map_slot(const struct kvist_map_view *map,
                                                             uint32_t slot)
 {
-    const void *table = (const char *)map->base + map->header.slot_table_offset;
-    return (const struct kvist_slot_entry *)table + slot;
+    const struct kvist_slot_entry *table = kvist_map_at(map, map->header.slot_table_offset);
+    return &table[slot];
 }
 
 static inline const struct kvist_segment_entry *kvist_map_segment(const struct kvist_map_view *map,
                                                                   uint32_t segment)
 {
-    const void *table = (const char *)map->base + map->header.segment_table_offset;
-    return (const struct kvist_segment_entry *)table + segment;
+    const struct kvist_segment_entry *table = kvist_map_at(map, map->header.segment_table_offset);
+    return &table[segment];
 }
 
 /* --- client.c ----------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ static void post_return_locked(struct kvist_client *client,
     for (size_t index = 0; index < slot_count; index++) {
         list[index] = &slots[index];
     }
-    Kvist__Wire__Return message = KVIST__WIRE__RETURN__INIT;
+    Kvist__Wire__Return message;
+    kvist__wire__return__init(&message);
     message.pool = view->ordinal;
     message.n_slots = slot_count;
     message.slots = list;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS;
     envelope.return_slots = &message;
     *status_out = kvist_link_post_locked(client, &envelope);
@@ -237,11 +239,13 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
     if (block_count == 0) {
         return KVIST_OK;
     }
-    Kvist__Wire__Commit commit = KVIST__WIRE__COMMIT__INIT;
+    Kvist__Wire__Commit commit;
+    kvist__wire__commit__init(&commit);
     commit.pool = view->ordinal;
     commit.n_blocks = block_count;
     commit.blocks = list;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_COMMIT;
     envelope.commit = &commit;
     enum kvist_status status = kvist_link_post_locked(client, &envelope);

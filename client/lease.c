@@ -349,11 +349,13 @@ post_prefetch_locked(struct kvist_pool *pool, const uint8_t *keys, size_t key_co
         list[index].len = KVIST_KEY_BYTES;
         memcpy(&list[index].data, &key, sizeof(key)); /* packing only reads */
     }
-    Kvist__Wire__Prefetch prefetch = KVIST__WIRE__PREFETCH__INIT;
+    Kvist__Wire__Prefetch prefetch;
+    kvist__wire__prefetch__init(&prefetch);
     prefetch.pool = view->ordinal;
     prefetch.n_keys = key_count;
     prefetch.keys = list;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_PREFETCH;
     envelope.prefetch = &prefetch;
     return kvist_link_post_locked(pool->client, &envelope);

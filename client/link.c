@@ -147,7 +147,8 @@ void kvist_link_open_pool_locked(struct kvist_client *client, struct kvist_pool 
         fields[index].value.len = pool->fields[index].value_bytes;
         field_list[index] = &fields[index];
     }
-    Kvist__Wire__OpenPool open = KVIST__WIRE__OPEN_POOL__INIT;
+    Kvist__Wire__OpenPool open;
+    kvist__wire__open_pool__init(&open);
     open.n_fields = pool->field_count;
     open.fields = field_list;
     open.slot_bytes = pool->slot_bytes;
@@ -155,7 +156,8 @@ void kvist_link_open_pool_locked(struct kvist_client *client, struct kvist_pool 
     open.read_only = pool->read_only;
     open.shape.data = pool->shape;
     open.shape.len = pool->shape_bytes;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.id = ++client->request_id_last;
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_OPEN_POOL;
     envelope.open_pool = &open;
@@ -170,11 +172,13 @@ void kvist_link_post_unmapped_locked(struct kvist_client *client,
                                      uint32_t segment,
                                      uint32_t serial)
 {
-    Kvist__Wire__Unmapped unmapped = KVIST__WIRE__UNMAPPED__INIT;
+    Kvist__Wire__Unmapped unmapped;
+    kvist__wire__unmapped__init(&unmapped);
     unmapped.pool = ordinal;
     unmapped.segment = segment;
     unmapped.serial = serial;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_UNMAPPED;
     envelope.unmapped = &unmapped;
     (void)kvist_link_post_locked(client, &envelope);
@@ -220,7 +224,8 @@ static enum kvist_status send_hello_locked(struct kvist_client *client)
         hello.rank_count = client->rank_count;
     }
     hello.name = client->name;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.id = ++client->request_id_last;
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_HELLO;
     envelope.hello = &hello;

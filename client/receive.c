@@ -289,11 +289,13 @@ static enum kvist_status receive_failure(struct kvist_client *client,
 
 static void post_mapped_locked(struct kvist_client *client, const Kvist__Wire__Segment *segment)
 {
-    Kvist__Wire__Mapped mapped = KVIST__WIRE__MAPPED__INIT;
+    Kvist__Wire__Mapped mapped;
+    kvist__wire__mapped__init(&mapped);
     mapped.pool = segment->pool;
     mapped.segment = segment->segment;
     mapped.serial = segment->serial;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_MAPPED;
     envelope.mapped = &mapped;
     (void)kvist_link_post_locked(client, &envelope);

@@ -300,11 +300,13 @@ static void garbage_closes_the_connection(void)
 static void wrong_descriptors_close_the_connection(void)
 {
     client_bring_up();
-    Kvist__Wire__Segment message = KVIST__WIRE__SEGMENT__INIT;
+    Kvist__Wire__Segment message;
+    kvist__wire__segment__init(&message);
     message.segment = 1;
     message.serial = 12;
     message.bytes = PEER_SLOTS_PER_SEGMENT * PEER_SLOT_BYTES;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_SEGMENT;
     envelope.segment = &message;
     int pipe_fds[2];

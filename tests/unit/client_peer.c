@@ -168,10 +168,12 @@ void peer_send_raw(struct peer *peer, const void *bytes, size_t length)
 static void send_failure(struct peer *peer, uint64_t id, enum kvist_status status)
 {
     char text[] = "refused by the test";
-    Kvist__Wire__Failure failure = KVIST__WIRE__FAILURE__INIT;
+    Kvist__Wire__Failure failure;
+    kvist__wire__failure__init(&failure);
     failure.status = (uint32_t)status;
     failure.text = text;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.id = id;
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_FAILURE;
     envelope.failure = &failure;
@@ -190,13 +192,15 @@ static void answer_hello(struct peer *peer, const Kvist__Wire__Envelope *request
     }
     char version[] = "test";
     bool is_tool = request->hello->role == KVIST__WIRE__ROLE__ROLE_TOOL;
-    Kvist__Wire__HelloReply reply = KVIST__WIRE__HELLO_REPLY__INIT;
+    Kvist__Wire__HelloReply reply;
+    kvist__wire__hello_reply__init(&reply);
     reply.wire_major = KVIST_WIRE_MAJOR;
     reply.wire_minor = KVIST_WIRE_MINOR;
     reply.instance = peer->arena.instance;
     reply.version = version;
     reply.page_bytes = is_tool ? 0 : peer->arena.page->page_bytes;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.id = request->id;
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_HELLO_REPLY;
     envelope.hello_reply = &reply;
@@ -219,14 +223,16 @@ static void answer_open(struct peer *peer, const Kvist__Wire__Envelope *request)
         return;
     }
     int fd = read_only(peer->arena.map_fd);
-    Kvist__Wire__PoolReply reply = KVIST__WIRE__POOL_REPLY__INIT;
+    Kvist__Wire__PoolReply reply;
+    kvist__wire__pool_reply__init(&reply);
     reply.pool = 0;
     reply.pool_id.data = peer->pool_id;
     reply.pool_id.len = KVIST_KEY_BYTES;
     reply.map_bytes = peer->arena.map->map_bytes;
     reply.slot_bytes = PEER_SLOT_BYTES;
     reply.slots_per_segment = PEER_SLOTS_PER_SEGMENT;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.id = request->id;
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_POOL_REPLY;
     envelope.pool_reply = &reply;
@@ -329,16 +335,21 @@ void peer_turn(struct peer *peer)
 /* --- Pool map ----------------------------------------------------------------------------------
  */
 
+static void *at(void *base, uint64_t offset)
+{
+    return (char *)base + offset;
+}
+
 static struct kvist_index_entry *index_of(struct kvist_map_header *map)
 {
-    return (struct kvist_index_entry *)((char *)map + map->index_offset);
+    return at(map, map->index_offset);
 }
 
 void peer_set_segment(struct peer *peer, uint32_t segment, uint32_t serial, uint32_t state)
 {
     struct kvist_map_header *map = peer->arena.map;
-    struct kvist_segment_entry *entry =
-        (struct kvist_segment_entry *)((char *)map + map->segment_table_offset) + segment;
+    struct kvist_segment_entry *table = at(map, map->segment_table_offset);
+    struct kvist_segment_entry *entry = &table[segment];
     entry->bytes = PEER_SLOTS_PER_SEGMENT * PEER_SLOT_BYTES;
     entry->state = state;
     entry->serial = serial;
@@ -365,8 +376,8 @@ void peer_set_entry(struct peer *peer, const uint8_t *key, const struct kvist_en
 void peer_publish(struct peer *peer, const uint8_t *key, uint32_t slot, uint64_t generation)
 {
     struct kvist_map_header *map = peer->arena.map;
-    struct kvist_slot_entry *entry =
-        (struct kvist_slot_entry *)((char *)map + map->slot_table_offset) + slot;
+    struct kvist_slot_entry *table = at(map, map->slot_table_offset);
+    struct kvist_slot_entry *entry = &table[slot];
     entry->state = KVIST_SLOT_READY;
     entry->generation = generation;
     entry->block_bytes = PEER_SLOT_BYTES;
@@ -408,11 +419,13 @@ void peer_grow(struct peer *peer)
 
 void peer_send_segment(struct peer *peer, uint32_t segment, uint32_t serial)
 {
-    Kvist__Wire__Segment message = KVIST__WIRE__SEGMENT__INIT;
+    Kvist__Wire__Segment message;
+    kvist__wire__segment__init(&message);
     message.segment = segment;
     message.serial = serial;
     message.bytes = PEER_SLOTS_PER_SEGMENT * PEER_SLOT_BYTES;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_SEGMENT;
     envelope.segment = &message;
     peer_set_segment(peer, segment, serial, KVIST_SEGMENT_LIVE);
@@ -421,9 +434,11 @@ void peer_send_segment(struct peer *peer, uint32_t segment, uint32_t serial)
 
 void peer_send_map(struct peer *peer)
 {
-    Kvist__Wire__PoolMap message = KVIST__WIRE__POOL_MAP__INIT;
+    Kvist__Wire__PoolMap message;
+    kvist__wire__pool_map__init(&message);
     message.map_bytes = peer->arena.map->map_bytes;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_POOL_MAP;
     envelope.pool_map = &message;
     int fd = read_only(peer->arena.map_fd);
@@ -433,15 +448,18 @@ void peer_send_map(struct peer *peer)
 
 void peer_send_grant(struct peer *peer, uint32_t slot, uint32_t ticket, uint64_t reservation)
 {
-    Kvist__Wire__Grant__Slot one = KVIST__WIRE__GRANT__SLOT__INIT;
+    Kvist__Wire__Grant__Slot one;
+    kvist__wire__grant__slot__init(&one);
     Kvist__Wire__Grant__Slot *list[1] = {&one};
     one.slot = slot;
     one.ticket = ticket;
     one.reservation = reservation;
-    Kvist__Wire__Grant message = KVIST__WIRE__GRANT__INIT;
+    Kvist__Wire__Grant message;
+    kvist__wire__grant__init(&message);
     message.n_slots = 1;
     message.slots = list;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_GRANT;
     envelope.grant = &message;
     peer_send(peer, &envelope, -1);
@@ -449,10 +467,12 @@ void peer_send_grant(struct peer *peer, uint32_t slot, uint32_t ticket, uint64_t
 
 void peer_send_revoke(struct peer *peer, uint32_t segment, uint32_t serial)
 {
-    Kvist__Wire__Revoke message = KVIST__WIRE__REVOKE__INIT;
+    Kvist__Wire__Revoke message;
+    kvist__wire__revoke__init(&message);
     message.segment = segment;
     message.serial = serial;
-    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_REVOKE;
     envelope.revoke = &message;
     peer_send(peer, &envelope, -1);
@@ -463,9 +483,8 @@ void peer_send_revoke(struct peer *peer, uint32_t segment, uint32_t serial)
 
 const struct kvist_lease_record *peer_find_lease(const struct peer *peer, uint32_t slot)
 {
-    const struct kvist_page_header *page = peer->arena.page;
-    const struct kvist_lease_record *records =
-        (const struct kvist_lease_record *)((const char *)page + page->lease_offset);
+    struct kvist_page_header *page = peer->arena.page;
+    const struct kvist_lease_record *records = at(page, page->lease_offset);
     for (uint32_t record = 0; record < page->lease_high; record++) {
         if (records[record].ref == kvist_slot_ref(0, slot)) {
             return &records[record];
@@ -476,17 +495,16 @@ const struct kvist_lease_record *peer_find_lease(const struct peer *peer, uint32
 
 uint64_t peer_mark(const struct peer *peer, uint32_t rank, uint32_t ticket)
 {
-    const struct kvist_page_header *page = peer->arena.page;
-    const _Atomic uint64_t *marks =
-        (const _Atomic uint64_t *)((const char *)page + page->mark_offset);
+    struct kvist_page_header *page = peer->arena.page;
+    const _Atomic uint64_t *marks = at(page, page->mark_offset);
     return marks[(uint64_t)rank * page->ticket_max + ticket];
 }
 
 static _Atomic uint32_t *mapped_record(const struct peer *peer, uint32_t rank, uint32_t segment)
 {
     struct kvist_page_header *page = peer->arena.page;
-    return (_Atomic uint32_t *)((char *)page + page->mapped_offset) +
-           (uint64_t)rank * page->pool_max * page->segment_max + segment;
+    _Atomic uint32_t *records = at(page, page->mapped_offset);
+    return &records[(uint64_t)rank * page->pool_max * page->segment_max + segment];
 }
 
 uint32_t peer_mapped_record(const struct peer *peer, uint32_t rank, uint32_t segment)
@@ -497,4 +515,19 @@ uint32_t peer_mapped_record(const struct peer *peer, uint32_t rank, uint32_t seg
 void peer_set_mapped_record(struct peer *peer, uint32_t rank, uint32_t segment, uint32_t serial)
 {
     *mapped_record(peer, rank, segment) = serial;
+}
+
+struct kvist_slot_entry *peer_slots(const struct peer *peer)
+{
+    return at(peer->arena.map, peer->arena.map->slot_table_offset);
+}
+
+struct kvist_index_entry *peer_index(const struct peer *peer)
+{
+    return index_of(peer->arena.map);
+}
+
+const _Atomic uint64_t *peer_touches(const struct peer *peer)
+{
+    return at(peer->arena.page, peer->arena.page->touch_offset);
 }

@@ -97,6 +97,12 @@ void peer_send_map(struct peer *peer);
 void peer_send_grant(struct peer *peer, uint32_t slot, uint32_t ticket, uint64_t reservation);
 void peer_send_revoke(struct peer *peer, uint32_t segment, uint32_t serial);
 
+/** The slot table of the pool map, the touch ring of the page, for tests that spoil or read them.
+ */
+struct kvist_slot_entry *peer_slots(const struct peer *peer);
+struct kvist_index_entry *peer_index(const struct peer *peer);
+const _Atomic uint64_t *peer_touches(const struct peer *peer);
+
 /** The lease record that names a slot, or NULL. */
 const struct kvist_lease_record *peer_find_lease(const struct peer *peer, uint32_t slot);
 uint64_t peer_mark(const struct peer *peer, uint32_t rank, uint32_t ticket);

@@ -80,8 +80,7 @@ static void a_run_of_many_keys_is_leased(void)
     KVIST_TEST_EQUAL(probes[299], KVIST_PROBE_MISS);
     kvist_pool_touch(fix.pool, keys[0], 300);
     KVIST_TEST_EQUAL(fix.peer.arena.page->touch_head, 2 * KEYS);
-    const _Atomic uint64_t *ring = (const _Atomic uint64_t *)((const char *)fix.peer.arena.page +
-                                                              fix.peer.arena.page->touch_offset);
+    const _Atomic uint64_t *ring = peer_touches(&fix.peer);
     KVIST_TEST_EQUAL(ring[0], kvist_slot_ref(0, KEYS - 1)); /* from the tail */
     KVIST_TEST_EQUAL(ring[KEYS - 1], kvist_slot_ref(0, 0));
     kvist_pool_release(fix.pool, leases, count);
@@ -136,11 +135,7 @@ static void nonsense_in_the_map_is_a_miss(void)
     peer_set_entry(&fix.peer, key, &entry);
     KVIST_TEST_TRUE(!client_hits(2));
     peer_publish(&fix.peer, key, 3, 1);
-    struct kvist_slot_entry *slot =
-        (struct kvist_slot_entry *)((char *)fix.peer.arena.map +
-                                    fix.peer.arena.map->slot_table_offset) +
-        3;
-    slot->block_bytes = PEER_SLOT_BYTES + 1;
+    peer_slots(&fix.peer)[3].block_bytes = PEER_SLOT_BYTES + 1;
     KVIST_TEST_TRUE(!client_hits(2));
     KVIST_TEST_TRUE(client_hits(1));
 }
@@ -184,15 +179,15 @@ static void *evict_and_reuse(void *ctx)
     struct evictor *evictor = ctx;
     uint8_t key[KVIST_KEY_BYTES];
     client_key(1, key);
-    _Atomic uint64_t *bytes = (_Atomic uint64_t *)(fix.peer.arena.segments[0] + PEER_SLOT_BYTES);
+    void *slot_1 = fix.peer.arena.segments[0] + PEER_SLOT_BYTES;
+    _Atomic uint64_t *bytes = slot_1;
     struct kvist_entry_copy entry = {.state = KVIST_ENTRY_READY, .slot = 1, .generation = 7};
     uint64_t words[4];
     memcpy(words, key, sizeof(words));
     memcpy(entry.key, key, sizeof(words));
-    struct kvist_map_header *map = fix.peer.arena.map;
+    const struct kvist_map_header *map = fix.peer.arena.map;
     struct kvist_index_entry *place =
-        (struct kvist_index_entry *)((char *)map + map->index_offset) +
-        kvist_index_home(words, map->index_seed, map->index_capacity);
+        &peer_index(&fix.peer)[kvist_index_home(words, map->index_seed, map->index_capacity)];
     while (!evictor->stop) {
         struct kvist_entry_copy gone = entry;
         gone.state = KVIST_ENTRY_TOMBSTONE;
