@@ -1,0 +1,172 @@
+/*
+ * arena - segments: sealed memfds that are lent to one pool for their whole life.
+ *
+ * Role        makes and populates them, publishes them in the pool's map, and counts their bytes
+ *             from creation until the last member has unmapped them.
+ * States      NONE -> POPULATING [kvist_arena_grow] -> LIVE | NONE [populated, failed]
+ *             LIVE <-> DRAINING [kvist_slot_set_draining] -> REVOKED [kvist_arena_revoke]
+ *             REVOKED -> NONE [kvist_arena_unlend, the last member]
+ */
+#include "proto/base/log.h"
+#include "proto/shm/memfd.h"
+#include "storage/internal.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void set_entry(struct kvist_segment *segment, enum kvist_segment_state state)
+{
+    struct kvist_segment_entry *entry = &segment->pool->map.segments[segment->index];
+    bool exists = state != KVIST_SEGMENT_NONE;
+    if (exists) {
+        atomic_store_explicit(&entry->bytes, segment->bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&entry->serial, exists ? segment->serial : 0, memory_order_relaxed);
+    atomic_store_explicit(&entry->state, (uint32_t)state, memory_order_release);
+}
+
+static void free_segment(struct kvist_segment *segment)
+{
+    struct kvist_store_pool *pool = segment->pool;
+    kvist_memfd_unmap(&segment->map, segment->bytes);
+    (void)close(segment->fd);
+    segment->fd = -1;
+    pool->store->used_bytes -= segment->bytes;
+    pool->used_bytes -= segment->bytes;
+    pool->segment_count--;
+    segment->life = KVIST_LIFE_NONE;
+    set_entry(segment, KVIST_SEGMENT_NONE);
+}
+
+static void populate_run(struct kvist_job *job)
+{
+    struct kvist_segment *segment = (struct kvist_segment *)job;
+    segment->populate_status = kvist_memfd_populate(
+        segment->map, segment->bytes, &segment->pool->store->stop, NULL);
+}
+
+static void populate_done(struct kvist_job *job)
+{
+    struct kvist_segment *segment = (struct kvist_segment *)job;
+    struct kvist_store_pool *pool = segment->pool;
+    struct kvist_store *store = pool->store;
+    pool->populating_count--;
+    if (segment->populate_status != KVIST_OK) {
+        kvist_log(KVIST_LOG_DEBUG,
+                  "cannot populate a segment bytes=%llu status=%s action=retried",
+                  (unsigned long long)segment->bytes,
+                  kvist_status_name(segment->populate_status));
+        store->stats.populate_failures_total++;
+        pool->populate_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
+        free_segment(segment);
+        return;
+    }
+    segment->life = KVIST_LIFE_LIVE;
+    store->populated_bytes += segment->bytes;
+    kvist_slot_add_segment(pool, segment);
+    set_entry(segment, KVIST_SEGMENT_LIVE);
+    pool->lend_wanted = true;
+}
+
+static struct kvist_segment *find_place(struct kvist_store_pool *pool)
+{
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        if (pool->segments[index].life == KVIST_LIFE_NONE) {
+            return &pool->segments[index];
+        }
+    }
+    return NULL;
+}
+
+enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    struct kvist_segment *segment = find_place(pool);
+    if (segment == NULL || store->used_bytes + pool->segment_bytes > store->options.arena_bytes) {
+        return KVIST_NO_SPACE;
+    }
+    segment->job = (struct kvist_job){.run = populate_run, .done = populate_done};
+    segment->pool = pool;
+    segment->index = (uint32_t)(segment - pool->segments);
+    segment->serial = store->serial_next++;
+    segment->bytes = pool->segment_bytes;
+    segment->free_head = KVIST_SLOT_NONE;
+    segment->free_count = 0;
+    segment->lent_count = 0;
+    char name[16];
+    (void)snprintf(name, sizeof(name), "s%08x", segment->serial);
+    enum kvist_status status = kvist_memfd_create(name, segment->bytes, &segment->fd, NULL);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    status =
+        kvist_memfd_map(segment->fd, segment->bytes, KVIST_MEMFD_WRITE, &segment->map, NULL);
+    if (status != KVIST_OK) {
+        goto close_fd;
+    }
+    if (!store->options.huge_pages) {
+        (void)madvise(segment->map, segment->bytes, MADV_NOHUGEPAGE);
+    }
+    status = kvist_workers_submit(store->hands, &segment->job);
+    if (status != KVIST_OK) {
+        goto unmap;
+    }
+    segment->life = KVIST_LIFE_POPULATING;
+    store->used_bytes += segment->bytes;
+    pool->used_bytes += segment->bytes;
+    pool->segment_count++;
+    pool->populating_count++;
+    return KVIST_OK;
+
+unmap:
+    kvist_memfd_unmap(&segment->map, segment->bytes);
+close_fd:
+    (void)close(segment->fd);
+    segment->fd = -1;
+    return status;
+}
+
+static void end_segment(struct kvist_store_pool *pool, struct kvist_segment *segment)
+{
+    pool->store->draining_bytes -= segment->bytes;
+    pool->store->populated_bytes -= segment->bytes;
+    free_segment(segment);
+}
+
+void kvist_arena_revoke(struct kvist_store_pool *pool, struct kvist_segment *segment)
+{
+    kvist_slot_remove_segment(pool, segment);
+    pool->draining_count--;
+    segment->life = KVIST_LIFE_REVOKED;
+    set_entry(segment, KVIST_SEGMENT_REVOKED);
+    pool->store->stats.revokes_total++;
+    if (segment->lent_count == 0) {
+        end_segment(pool, segment);
+    } else {
+        pool->lend_wanted = true;
+    }
+}
+
+void kvist_arena_unlend(struct kvist_store_pool *pool, struct kvist_segment *segment)
+{
+    KVIST_CHECK(segment->lent_count > 0);
+    segment->lent_count--;
+    if (segment->lent_count == 0 && segment->life == KVIST_LIFE_REVOKED) {
+        end_segment(pool, segment);
+    }
+}
+
+void kvist_arena_free_all(struct kvist_store_pool *pool)
+{
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        struct kvist_segment *segment = &pool->segments[index];
+        if (segment->life == KVIST_LIFE_DRAINING || segment->life == KVIST_LIFE_REVOKED) {
+            end_segment(pool, segment);
+        } else if (segment->life == KVIST_LIFE_LIVE) {
+            pool->store->populated_bytes -= segment->bytes;
+            free_segment(segment);
+        }
+        KVIST_CHECK(segment->life == KVIST_LIFE_NONE);
+    }
+}

@@ -1,0 +1,276 @@
+/*
+ * block - what sessions and operators do to blocks: commit, return, clear, inspect.
+ */
+#include "storage/internal.h"
+
+#include <stdlib.h>
+
+/* --- Commit ---------------------------------------------------------------------------------- */
+
+/* Publish a granted slot. On anything but OK nothing was published. */
+static enum kvist_status publish(struct kvist_store_session *session,
+                                 struct kvist_store_pool *pool,
+                                 const struct kvist_store_commit *commit)
+{
+    struct kvist_store_stats *stats = &session->store->stats;
+    if (pool->slots[commit->slot].epoch != pool->epoch) {
+        stats->commits_stale_total++;
+        return KVIST_STALE;
+    }
+    if (!kvist_page_filled(&session->page, commit->ticket, commit->reservation)) {
+        stats->commits_unmarked_total++;
+        return KVIST_NOT_FOUND;
+    }
+    struct kvist_entry_copy found = {.extent = 0};
+    uint32_t position = kvist_map_find(&pool->map, commit->key, &found);
+    if (position != KVIST_ENTRY_NONE && found.state != KVIST_ENTRY_NVME) {
+        stats->commits_duplicate_total++;
+        return KVIST_EXISTS;
+    }
+    struct kvist_entry_copy entry = {
+        .state = KVIST_ENTRY_READY,
+        .slot = commit->slot,
+        .extent = found.extent,
+        .generation = kvist_slot_generation(pool, commit->slot),
+        .parent_tag = commit->parent_tag,
+    };
+    memcpy(entry.key, commit->key, sizeof(entry.key));
+    kvist_slot_prepare(pool, commit->slot, commit->block_bytes);
+    if (position != KVIST_ENTRY_NONE) {
+        kvist_map_write(&pool->map, position, &entry);
+    } else {
+        position = kvist_map_insert(&pool->map, &entry);
+    }
+    if (position == KVIST_ENTRY_NONE) {
+        stats->index_full_total++;
+        return KVIST_NO_SPACE;
+    }
+    kvist_slot_publish(pool, commit->slot, position, entry.key[0]);
+    return KVIST_OK;
+}
+
+/* What to say of a grant that is not, or no longer, the session's. */
+static enum kvist_status repeated(const struct kvist_store_session *session,
+                                  const struct kvist_store_pool *pool,
+                                  const struct kvist_store_commit *commit)
+{
+    const struct kvist_store *store = session->store;
+    if (commit->reservation < store->reservation_first ||
+        commit->reservation >= store->reservation_next) {
+        return KVIST_INVALID;
+    }
+    struct kvist_entry_copy entry;
+    uint32_t position = kvist_map_find(&pool->map, commit->key, &entry);
+    bool done = position != KVIST_ENTRY_NONE && entry.state == KVIST_ENTRY_READY &&
+                entry.slot == commit->slot &&
+                pool->slots[commit->slot].reservation == commit->reservation;
+    return done ? KVIST_OK : KVIST_NOT_FOUND;
+}
+
+static bool names_grant(const struct kvist_store_session *session,
+                        uint32_t ordinal,
+                        uint32_t slot,
+                        uint32_t ticket,
+                        uint64_t reservation)
+{
+    const struct kvist_ticket *entry = &session->tickets[ticket];
+    return entry->slot == slot && entry->ordinal == ordinal &&
+           session->attachments[ordinal].pool->slots[slot].reservation == reservation;
+}
+
+/* The pool of an ordinal, when slot and ticket are within bounds; else NULL. */
+static struct kvist_store_pool *bounded(const struct kvist_store_session *session,
+                                        uint32_t ordinal,
+                                        uint32_t slot,
+                                        uint32_t ticket)
+{
+    KVIST_CHECK(session->magic == SESSION_MAGIC);
+    if (ordinal >= session->attachment_count || ticket >= KVIST_GRANTS_MAX) {
+        return NULL;
+    }
+    struct kvist_store_pool *pool = session->attachments[ordinal].pool;
+    return slot < pool->slot_max ? pool : NULL;
+}
+
+enum kvist_status kvist_store_commit(struct kvist_store_session *session,
+                                     uint32_t ordinal,
+                                     const struct kvist_store_commit *commit)
+{
+    struct kvist_store_stats *stats = &session->store->stats;
+    struct kvist_store_pool *pool = bounded(session, ordinal, commit->slot, commit->ticket);
+    if (pool == NULL || commit->block_bytes == 0 || commit->block_bytes > pool->about.slot_bytes) {
+        stats->commits_refused_total++;
+        return KVIST_INVALID;
+    }
+    if (!names_grant(session, ordinal, commit->slot, commit->ticket, commit->reservation)) {
+        enum kvist_status status = repeated(session, pool, commit);
+        stats->commits_refused_total += status == KVIST_INVALID;
+        return status;
+    }
+    enum kvist_status status = publish(session, pool, commit);
+    kvist_session_free_ticket(session, commit->ticket);
+    if (status != KVIST_OK) {
+        kvist_slot_drop(pool, commit->slot);
+        return status;
+    }
+    stats->commits_total++;
+    stats->commit_bytes_total += commit->block_bytes;
+    if (pool->fresh_count == KVIST_FRESH_MAX) {
+        kvist_block_order_fresh(pool);
+    }
+    pool->fresh[pool->fresh_count++] = commit->slot;
+    kvist_spill_queue_sum(pool, commit->slot);
+    return KVIST_OK;
+}
+
+void kvist_block_order_fresh(struct kvist_store_pool *pool)
+{
+    /* From the last to the first: of a chain that was committed root first, the root becomes the
+       most recent, so that leaves go before the prefix that they stand on. */
+    while (pool->fresh_count > 0) {
+        uint32_t slot = pool->fresh[--pool->fresh_count];
+        if (kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
+            pool->ops->touch(pool->policy, slot);
+        }
+    }
+}
+
+enum kvist_status kvist_store_return(struct kvist_store_session *session,
+                                     uint32_t ordinal,
+                                     uint32_t slot,
+                                     uint32_t ticket,
+                                     uint64_t reservation)
+{
+    const struct kvist_store *store = session->store;
+    struct kvist_store_pool *pool = bounded(session, ordinal, slot, ticket);
+    if (pool == NULL || reservation < store->reservation_first ||
+        reservation >= store->reservation_next) {
+        return KVIST_INVALID;
+    }
+    if (!names_grant(session, ordinal, slot, ticket, reservation)) {
+        return KVIST_NOT_FOUND;
+    }
+    kvist_session_free_ticket(session, ticket);
+    kvist_slot_drop(pool, slot);
+    session->store->stats.returns_total++;
+    return KVIST_OK;
+}
+
+/* --- Clear ----------------------------------------------------------------------------------- */
+
+static void unpublish_all(struct kvist_store_pool *pool)
+{
+    (void)kvist_map_clear(&pool->map);
+    pool->nvme_blocks = 0;
+    pool->fresh_count = 0;
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        if (pool->segments[index].life != KVIST_LIFE_LIVE &&
+            pool->segments[index].life != KVIST_LIFE_DRAINING) {
+            continue;
+        }
+        uint32_t first = index * pool->slots_per_segment;
+        for (uint32_t slot = first; slot < first + pool->slots_per_segment; slot++) {
+            if (kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
+                kvist_slot_discard(pool, slot, 0);
+            } else {
+                pool->slots[slot].entry = KVIST_ENTRY_NONE; /* of a promotion in flight */
+            }
+        }
+    }
+    kvist_evict_scan(pool);
+    kvist_slot_sweep_retired(pool);
+}
+
+enum kvist_status kvist_store_clear(struct kvist_store *store,
+                                    struct kvist_store_pool *pool,
+                                    kvist_store_done_fn *done,
+                                    void *ctx)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC && pool->magic == POOL_MAGIC);
+    struct kvist_clear *clear = malloc(sizeof(*clear));
+    if (clear == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    pool->epoch++;
+    pool->about.generation++;
+    atomic_store_explicit(
+        &pool->map.header->generation, pool->about.generation, memory_order_release);
+    *clear = (struct kvist_clear){
+        .next = store->clears,
+        .pool = pool,
+        .generation = pool->about.generation,
+        .durable = store->tier == NULL,
+        .status = KVIST_OK,
+        .blocks = pool->map.live,
+        .bytes = pool->block_bytes_ready,
+        .done = done,
+        .ctx = ctx,
+    };
+    store->clears = clear;
+    unpublish_all(pool);
+    pool->tier_knows = false;
+    pool->put_wanted = store->tier != NULL;
+    store->stats.clears_total++;
+    return KVIST_OK;
+}
+
+void kvist_block_pool_durable(struct kvist_store_pool *pool, enum kvist_status status)
+{
+    for (struct kvist_clear *clear = pool->store->clears; clear != NULL; clear = clear->next) {
+        if (clear->pool == pool && clear->generation <= pool->put_generation) {
+            clear->durable = true;
+            clear->status = status;
+        }
+    }
+}
+
+void kvist_block_turn_clears(struct kvist_store *store)
+{
+    struct kvist_clear **link = &store->clears;
+    while (*link != NULL) {
+        struct kvist_clear *clear = *link;
+        if (!clear->durable && !store->closing) {
+            link = &clear->next;
+            continue;
+        }
+        *link = clear->next;
+        clear->done(clear->ctx,
+                    clear->durable ? clear->status : KVIST_CLOSED,
+                    clear->blocks,
+                    clear->bytes);
+        free(clear);
+        link = &store->clears; /* the callback may have cleared another pool */
+    }
+}
+
+/* --- Inspect --------------------------------------------------------------------------------- */
+
+enum kvist_status kvist_store_inspect(struct kvist_store_pool *pool,
+                                      const uint8_t key[KVIST_KEY_BYTES],
+                                      struct kvist_store_block_info *info_out)
+{
+    KVIST_CHECK(pool->magic == POOL_MAGIC);
+    struct kvist_entry_copy entry;
+    if (kvist_map_find(&pool->map, key, &entry) == KVIST_ENTRY_NONE) {
+        return KVIST_NOT_FOUND;
+    }
+    struct kvist_store_block_info info = {
+        .in_dram = entry.state == KVIST_ENTRY_READY,
+        .on_nvme = entry.extent != 0,
+        .generation = pool->about.generation,
+        .parent_tag = entry.parent_tag,
+    };
+    if (info.in_dram) {
+        const struct kvist_slot_entry *slot = &pool->map.slots[entry.slot];
+        (void)kvist_evict_count_leases(pool->store, NULL);
+        info.leased = (pool->leased_seen[entry.slot / 8] >> (entry.slot % 8)) & 1;
+        info.block_bytes = kvist_slot_block_bytes(pool, entry.slot);
+        info.checksummed = (atomic_load_explicit(&slot->flags, memory_order_relaxed) &
+                            KVIST_SLOT_CHECKSUMMED) != 0;
+        info.checksum = info.checksummed
+                            ? atomic_load_explicit(&slot->checksum, memory_order_relaxed)
+                            : 0;
+    }
+    *info_out = info;
+    return KVIST_OK;
+}

@@ -1,0 +1,473 @@
+/*
+ * internal - what the files of the store share. Nothing outside storage/ includes it.
+ *
+ * Role        the objects behind store.h, and the functions by which its files call each other:
+ *               arena.c    segments: make, populate, publish, revoke, free
+ *               pool.c     pools: make, find, drop; their maps
+ *               slot.c     the transitions of a slot, and what it is counted as
+ *               session.c  sessions, processes, attachments; lending and grants
+ *               block.c    commit, return, clear, inspect
+ *               evict.c    lease scan, eviction, shares between pools
+ *               spill.c    checksums, DRAM -> NVMe, save
+ *               promote.c  NVMe -> DRAM, holds, events of the tier
+ *               store.c    open, close, turn, stats
+ *               check.c    all invariants
+ * Threads     loop; a job's `run` touches its job alone
+ * Invariants  a slot's state is in states[], its counters in counts[] and its segment; only slot.c
+ *             writes them. What the map says of a slot is a copy for readers, never read back but
+ *             for generation, block_bytes and checksum.
+ */
+#ifndef KVIST_STORAGE_INTERNAL_H
+#define KVIST_STORAGE_INTERNAL_H
+
+#include "proto/base/check.h"
+#include "storage/map.h"
+#include "storage/page.h"
+#include "storage/policy.h"
+#include "storage/store.h"
+#include "storage/workers.h"
+
+#define STORE_MAGIC   0x53544f52U
+#define POOL_MAGIC    0x504f4f4cU
+#define SESSION_MAGIC 0x53455353U
+#define PROCESS_MAGIC 0x50524f43U
+
+#define KVIST_PROCESSES_MAX     (KVIST_RANKS_MAX + 1) /* of one session */
+#define KVIST_VICTIMS_MAX       4096U                 /* evicted by one lease scan */
+#define KVIST_FRESH_MAX         1024U /* commits of a pool that one turn puts in order */
+#define KVIST_SUMS_MAX          64U   /* checksums in flight */
+#define KVIST_SUM_QUEUE_MAX     16384U
+#define KVIST_SPILLS_MAX        24U /* in flight; the tier's other places are for promotions */
+#define KVIST_LOADS_ACTIVE_MAX  32U
+#define KVIST_LOADS_MAX         8192U  /* promotions, waiting or in flight */
+#define KVIST_HOLDS_MAX         16384U /* promoted blocks that wait for a lease */
+#define KVIST_TOUCHES_PER_TURN  4096U  /* of one session */
+#define KVIST_GRANT_START       256U   /* slots a session is granted before it has asked for more */
+#define KVIST_GRANT_FLOOR       4U
+#define KVIST_LOAD_WAIT_US      1000000U /* after which a promotion without a slot is refused */
+#define KVIST_RETIRED_SCAN_US   20000U
+#define KVIST_DRAIN_GIVE_UP_US  1000000U
+#define KVIST_POPULATE_RETRY_US 1000000U
+#define KVIST_SESSION_NONE      UINT16_MAX
+
+enum kvist_slot_flag {
+    KVIST_FLAG_LEASED = 1,  /* seen by the scan that runs now */
+    KVIST_FLAG_HELD = 2,    /* promoted, and waiting for its session's lease */
+    KVIST_FLAG_SPILLING = 4, /* on its way to NVMe */
+    KVIST_FLAG_UNSPILLABLE = 8, /* a write of it failed: it goes without a copy */
+};
+
+/* The private truth about a slot; its state is in states[]. */
+struct kvist_slot {
+    uint64_t reservation; /* of the grant; stays while READY, so that a repeated commit is known */
+    uint32_t next;        /* of the free list of its segment, or of the pool's retired list */
+    uint32_t entry;       /* in the index, when READY or LOADING and published there */
+    uint32_t epoch;       /* of the pool when it left FREE */
+    uint16_t ticket;      /* GRANTED */
+    uint16_t session;     /* GRANTED: index of the session */
+    uint8_t pins;         /* worker jobs and tier requests that use its bytes */
+    uint8_t flags;        /* enum kvist_slot_flag */
+};
+
+enum kvist_segment_life {
+    KVIST_LIFE_NONE,
+    KVIST_LIFE_POPULATING,
+    KVIST_LIFE_LIVE,
+    KVIST_LIFE_DRAINING, /* LIVE for readers; being emptied, nothing new goes in */
+    KVIST_LIFE_REVOKED,  /* empty; members unmap it */
+};
+
+struct kvist_segment {
+    struct kvist_job job; /* populating */
+    struct kvist_store_pool *pool;
+    enum kvist_segment_life life;
+    uint32_t index; /* in the pool */
+    uint32_t serial;
+    int fd;
+    void *map;
+    uint64_t bytes;
+    uint32_t free_head; /* slot, or KVIST_SLOT_NONE */
+    uint32_t free_count;
+    uint32_t lent_count; /* processes that may map it */
+    uint32_t counts[5];  /* its slots by state, while LIVE or DRAINING */
+    uint64_t drain_since_us;
+    enum kvist_status populate_status;
+};
+
+struct kvist_store_pool {
+    uint32_t magic;
+    uint32_t index; /* in store->pools */
+    uint32_t serial;
+    struct kvist_store *store;
+    struct kvist_tier_pool about;
+    struct kvist_map map;
+    uint64_t segment_bytes;
+    uint32_t slots_per_segment;
+    uint32_t segment_max;
+    uint32_t slot_max;
+    struct kvist_segment *segments; /* [segment_max] */
+    uint8_t *states;                /* [slot_max], enum kvist_slot_state */
+    struct kvist_slot *slots;       /* [slot_max] */
+    const struct kvist_policy_ops *ops;
+    struct kvist_policy *policy;
+    uint32_t counts[5];     /* slots of live segments, by enum kvist_slot_state */
+    uint32_t usable_free;   /* FREE, and not in a draining segment */
+    uint32_t segment_count; /* that exist */
+    uint32_t populating_count;
+    uint32_t draining_count;
+    uint64_t used_bytes;
+    uint64_t block_bytes_ready;
+    uint64_t nvme_blocks; /* index entries with an extent */
+    uint32_t epoch;       /* clears since it was opened */
+    uint32_t session_count;
+    uint32_t writer_count; /* attachments that want grants */
+    uint32_t retired_head;
+    uint64_t last_used_us; /* when its last session left */
+    uint64_t populate_after_us;
+    uint64_t grow_after_us;
+    uint32_t fresh[KVIST_FRESH_MAX]; /* committed since the last turn */
+    uint32_t fresh_count;
+    bool hungry;       /* short of slots, and no memory is coming yet */
+    bool lend_wanted;  /* a process is to be told of a segment */
+    bool map_replaced; /* members are to be told of a new map */
+    bool put_wanted;   /* the tier is to remember it */
+    bool put_pending;
+    uint64_t put_generation; /* that the tier is remembering */
+    uint64_t put_after_us;
+    bool tier_knows; /* blocks may be written */
+    uint64_t leased_count; /* as of the last full scan */
+    uint8_t *leased_seen;  /* [slot_max / 8 + 1], for counting */
+};
+
+/* A session's view of a pool; its place in the session is the pool's ordinal. */
+struct kvist_attachment {
+    struct kvist_store_pool *pool;
+    bool writes;
+    uint32_t granted_count;
+    uint32_t target; /* of grants outstanding */
+    uint64_t topped_up_us;
+    uint32_t segment_hint;
+    uint32_t waiting_count;  /* promotions queued or in flight, and holds */
+    uint32_t promoted_count; /* ended, and not told yet */
+    uint32_t *mapped;        /* [segment_max] serial that all ranks were seen to have mapped */
+};
+
+struct kvist_ticket {
+    uint32_t slot; /* KVIST_SLOT_NONE: free */
+    uint8_t ordinal;
+};
+
+struct kvist_store_session {
+    uint32_t magic;
+    uint32_t index; /* in store->sessions */
+    uint32_t serial;
+    struct kvist_store *store;
+    uint8_t id[16];
+    struct kvist_page page;
+    struct kvist_store_process *processes[KVIST_PROCESSES_MAX];
+    struct kvist_attachment attachments[KVIST_SESSION_POOLS_MAX];
+    uint32_t attachment_count;
+    uint32_t granted_count;
+    uint32_t ticket_free_count;
+    uint16_t ticket_free[KVIST_GRANTS_MAX];
+    struct kvist_ticket tickets[KVIST_GRANTS_MAX];
+};
+
+/* What a process was lent of one pool. */
+struct kvist_loan {
+    bool attached;
+    bool regrant;   /* attached anew: outstanding grants are sent again */
+    uint32_t *lent; /* [segment_max] serial of a segment that it may map, 0: none */
+    uint32_t *told; /* [segment_max] serial that this connection was told of; UINT32_MAX: that
+                       it is revoked */
+};
+
+struct kvist_store_process {
+    uint32_t magic;
+    struct kvist_store_session *session;
+    void *ctx;
+    bool schedules;
+    bool maps_segments;
+    uint32_t rank;
+    struct kvist_loan loans[KVIST_SESSION_POOLS_MAX];
+};
+
+/* Names a slot across turns: stale when the pool or the block in it is another one. */
+struct kvist_slot_name {
+    uint32_t pool_index;
+    uint32_t pool_serial;
+    uint32_t slot;
+    uint64_t generation;
+};
+
+/* A block that a worker or the tier is reading: a checksum, or a whole spill. */
+struct kvist_spill {
+    struct kvist_job job;
+    struct kvist_store *store;
+    struct kvist_spill *next_free;
+    struct kvist_store_pool *pool;
+    uint32_t slot;
+    bool for_save;
+    struct kvist_tier_block block;
+    const void *source;
+    uint64_t sum;
+};
+
+/* A promotion. */
+struct kvist_load {
+    struct kvist_store *store;
+    struct kvist_load *next; /* free list or queue */
+    struct kvist_store_pool *pool;
+    uint32_t epoch;
+    uint32_t slot; /* KVIST_SLOT_NONE while it waits for one */
+    uint64_t since_us;
+    uint32_t session_index;
+    uint32_t session_serial;
+    uint32_t ordinal;
+    uint8_t key[KVIST_KEY_BYTES];
+};
+
+struct kvist_hold {
+    struct kvist_slot_name name;
+    uint64_t until_us;
+    uint32_t session_index;
+    uint32_t session_serial;
+    uint32_t ordinal;
+};
+
+/* A clear whose caller waits. */
+struct kvist_clear {
+    struct kvist_clear *next;
+    struct kvist_store_pool *pool;
+    uint64_t generation;
+    bool durable;
+    enum kvist_status status;
+    uint64_t blocks;
+    uint64_t bytes;
+    kvist_store_done_fn *done;
+    void *ctx;
+};
+
+struct kvist_save {
+    bool running;
+    bool syncing;
+    struct kvist_slot_name *names; /* [name_count] hottest first */
+    size_t name_count;
+    size_t name_next;
+    uint32_t in_flight;
+    uint64_t blocks;
+    uint64_t bytes;
+    kvist_store_done_fn *done;
+    void *ctx;
+};
+
+struct kvist_store {
+    uint32_t magic;
+    struct kvist_store_options options;
+    struct kvist_workers *idle; /* checksums after commit */
+    struct kvist_workers *duty; /* checksums before a spill */
+    struct kvist_workers *hands; /* populating */
+    struct kvist_tier *tier;
+    struct kvist_tier_options tier_options; /* a copy; its events are the store's own */
+    bool tier_loaded;
+    bool closing;
+    _Atomic bool stop; /* workers give up populating */
+    uint64_t now_us;
+    uint32_t serial_next;
+    uint64_t reservation_first;
+    uint64_t reservation_next;
+    uint64_t used_bytes;
+    uint64_t populated_bytes;
+    uint64_t draining_bytes; /* of segments that are on their way out, members or not */
+    struct kvist_store_pool *pools[KVIST_POOLS_MAX];
+    uint32_t pool_high;
+    struct kvist_store_session *sessions[KVIST_SESSIONS_MAX];
+    uint32_t session_count;
+    uint32_t session_turn; /* whose grants come first */
+    uint32_t process_count;
+    uint64_t retired_scan_us;
+    struct kvist_spill sums[KVIST_SUMS_MAX];
+    struct kvist_spill *sum_free;
+    struct kvist_spill spills[KVIST_SPILLS_MAX];
+    struct kvist_spill *spill_free;
+    struct kvist_slot_name *sum_queue; /* ring [KVIST_SUM_QUEUE_MAX] */
+    uint32_t sum_head;
+    uint32_t sum_tail;
+    struct kvist_slot_name *behind_queue; /* ring, the same size: write-behind */
+    uint32_t behind_head;
+    uint32_t behind_tail;
+    struct kvist_load *loads; /* [KVIST_LOADS_MAX], with a tier */
+    struct kvist_load *load_free;
+    struct kvist_load *load_first; /* waiting */
+    struct kvist_load *load_last;
+    uint32_t loads_active;
+    struct kvist_hold *holds; /* ring [KVIST_HOLDS_MAX] in order of until_us */
+    uint32_t hold_head;
+    uint32_t hold_tail;
+    struct kvist_clear *clears;
+    struct kvist_save save;
+    uint32_t victims[KVIST_VICTIMS_MAX];                 /* scratch */
+    struct kvist_store_grant grants[KVIST_GRANTS_MAX];   /* scratch */
+    uint64_t touches[KVIST_TOUCHES_PER_TURN];            /* scratch */
+    struct kvist_store_stats stats;                      /* the counters */
+};
+
+/* --- slot.c ---------------------------------------------------------------------------------- */
+
+static inline enum kvist_slot_state kvist_slot_state_of(const struct kvist_store_pool *pool,
+                                                        uint32_t slot)
+{
+    return (enum kvist_slot_state)pool->states[slot];
+}
+
+static inline struct kvist_segment *kvist_slot_segment(const struct kvist_store_pool *pool,
+                                                       uint32_t slot)
+{
+    return &pool->segments[slot / pool->slots_per_segment];
+}
+
+static inline void *kvist_slot_bytes_of(const struct kvist_store_pool *pool, uint32_t slot)
+{
+    return (char *)kvist_slot_segment(pool, slot)->map +
+           (uint64_t)(slot % pool->slots_per_segment) * pool->about.slot_bytes;
+}
+
+static inline uint64_t kvist_slot_generation(const struct kvist_store_pool *pool, uint32_t slot)
+{
+    return atomic_load_explicit(&pool->map.slots[slot].generation, memory_order_relaxed);
+}
+
+static inline uint64_t kvist_slot_block_bytes(const struct kvist_store_pool *pool, uint32_t slot)
+{
+    uint64_t bytes =
+        atomic_load_explicit(&pool->map.slots[slot].block_bytes, memory_order_relaxed);
+    return bytes < pool->about.slot_bytes ? bytes : pool->about.slot_bytes;
+}
+
+/* A live segment's slots become FREE; or cease to be, when all of them are. */
+void kvist_slot_add_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
+void kvist_slot_remove_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
+/* What is FREE in it no longer counts as usable, or does again. */
+void kvist_slot_set_draining(struct kvist_store_pool *pool,
+                             struct kvist_segment *segment,
+                             bool draining);
+/* FREE -> GRANTED or LOADING, from that segment. KVIST_SLOT_NONE when it has none. */
+uint32_t kvist_slot_take(struct kvist_store_pool *pool,
+                         struct kvist_segment *segment,
+                         enum kvist_slot_state state);
+/* Say what is in a slot, before an index entry names it. */
+void kvist_slot_prepare(struct kvist_store_pool *pool, uint32_t slot, uint64_t block_bytes);
+/* GRANTED or LOADING -> READY: the index entry at that position names it. */
+void kvist_slot_publish(struct kvist_store_pool *pool,
+                        uint32_t slot,
+                        uint32_t position,
+                        uint64_t key_tag);
+/* READY -> RETIRED; and back. The policy still knows it. */
+void kvist_slot_retire(struct kvist_store_pool *pool, uint32_t slot);
+void kvist_slot_restore(struct kvist_store_pool *pool, uint32_t slot);
+/* RETIRED -> FREE; the policy forgets it, and its index entry is settled. */
+void kvist_slot_settle(struct kvist_store_pool *pool, uint32_t slot, bool evicted);
+/* READY -> RETIRED, onto the retired list; its index entry was dropped by the caller. */
+void kvist_slot_discard(struct kvist_store_pool *pool, uint32_t slot, uint64_t key_tag);
+/* Walk the retired list: what is neither pinned nor flagged leased becomes FREE. */
+void kvist_slot_sweep_retired(struct kvist_store_pool *pool);
+/* GRANTED or LOADING -> FREE. */
+void kvist_slot_drop(struct kvist_store_pool *pool, uint32_t slot);
+struct kvist_slot_name kvist_slot_name_of(const struct kvist_store_pool *pool, uint32_t slot);
+/* The pool, when the name still names a READY block; else NULL. */
+struct kvist_store_pool *kvist_slot_resolve(const struct kvist_store *store,
+                                            const struct kvist_slot_name *name);
+
+/* --- arena.c --------------------------------------------------------------------------------- */
+
+/* Make a segment for the pool and populate it on a worker. */
+KVIST_MUST_USE enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool);
+/* An empty draining segment: tell its members to unmap it; free it when none has it. */
+void kvist_arena_revoke(struct kvist_store_pool *pool, struct kvist_segment *segment);
+/* One member fewer. */
+void kvist_arena_unlend(struct kvist_store_pool *pool, struct kvist_segment *segment);
+/* At close: every segment of the pool, whoever has it mapped. */
+void kvist_arena_free_all(struct kvist_store_pool *pool);
+
+/* --- pool.c ---------------------------------------------------------------------------------- */
+
+KVIST_MUST_USE enum kvist_status kvist_pool_create(struct kvist_store *store,
+                                                   const struct kvist_tier_pool *about,
+                                                   struct kvist_store_pool **pool_out,
+                                                   struct kvist_error *err);
+void kvist_pool_destroy(struct kvist_store_pool **pool);
+/* Move to a larger map when it is time; members are told in this or the next turn. */
+void kvist_pool_grow_map(struct kvist_store_pool *pool);
+/* Hand the tier what it is to remember, when it can take it. */
+void kvist_pool_put(struct kvist_store_pool *pool);
+
+/* --- session.c ------------------------------------------------------------------------------- */
+
+/* Take a FREE slot that every rank of the session has mapped. KVIST_SLOT_NONE: there is none. */
+uint32_t kvist_session_take_slot(struct kvist_store_session *session,
+                                 uint32_t ordinal,
+                                 enum kvist_slot_state state);
+void kvist_session_free_ticket(struct kvist_store_session *session, uint32_t ticket);
+void kvist_session_drain_touches(struct kvist_store_session *session);
+void kvist_session_top_up(struct kvist_store_session *session);
+void kvist_session_tell_promoted(struct kvist_store_session *session);
+/* Lend, revoke, announce maps: to all members of the pool. */
+void kvist_session_lend(struct kvist_store_pool *pool);
+/* NULL when it has been closed since. */
+struct kvist_store_session *
+kvist_session_resolve(const struct kvist_store *store, uint32_t index, uint32_t serial);
+
+/* --- block.c --------------------------------------------------------------------------------- */
+
+void kvist_block_order_fresh(struct kvist_store_pool *pool);
+/* The tier has answered for the pool: what its clears wait for. */
+void kvist_block_pool_durable(struct kvist_store_pool *pool, enum kvist_status status);
+void kvist_block_turn_clears(struct kvist_store *store);
+
+/* --- evict.c --------------------------------------------------------------------------------- */
+
+/* Free slots a pool tries to have, and those below which it drops what it has not spilled. */
+uint32_t kvist_evict_low(const struct kvist_store_pool *pool);
+uint32_t kvist_evict_critical(const struct kvist_store_pool *pool);
+/* Evict up to `want` blocks by the policy's choice. @return how many are gone now */
+uint32_t kvist_evict_blocks(struct kvist_store_pool *pool, uint32_t want);
+/* Slots that exist in the pool's live segments. */
+uint32_t kvist_evict_slot_count(const struct kvist_store_pool *pool);
+/* Unpublish these READY slots unless they are leased. @return how many are gone */
+uint32_t kvist_evict_slots(struct kvist_store_pool *pool,
+                           const uint32_t *slots,
+                           uint32_t count,
+                           bool by_policy);
+/* Flag LEASED every RETIRED slot of the pool that a session's lease names. Fences first. */
+void kvist_evict_scan(struct kvist_store_pool *pool);
+/* Count leased slots of every pool, and those of one session when it is not NULL. */
+uint64_t kvist_evict_count_leases(struct kvist_store *store, struct kvist_store_session *session);
+void kvist_evict_turn(struct kvist_store_pool *pool);
+void kvist_evict_turn_retired(struct kvist_store *store);
+
+/* --- spill.c --------------------------------------------------------------------------------- */
+
+void kvist_spill_init(struct kvist_store *store);
+/* A block was published: have its checksum taken. */
+void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot);
+/* Whether the block must be on NVMe before it may go. */
+bool kvist_spill_wanted(const struct kvist_store_pool *pool, uint32_t slot);
+/* Write a READY block to NVMe; it stays READY. BUSY: no room now; UNSUPPORTED: no tier. */
+KVIST_MUST_USE enum kvist_status
+kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot, bool for_save);
+void kvist_spill_turn(struct kvist_store *store);
+void kvist_spill_turn_save(struct kvist_store *store);
+/* Drop a READY block whose bytes are not what was committed. */
+void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot);
+
+/* --- promote.c ------------------------------------------------------------------------------- */
+
+extern const struct kvist_tier_events kvist_promote_events;
+
+void kvist_promote_turn(struct kvist_store *store);
+/* Forget the holds of a session, or of a pool, that goes. */
+void kvist_promote_forget(struct kvist_store *store,
+                          const struct kvist_store_session *session,
+                          const struct kvist_store_pool *pool);
+
+#endif

@@ -1,0 +1,287 @@
+#include "storage/map.h"
+
+#include "proto/base/check.h"
+#include "proto/shm/memfd.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+static void set_pointers(struct kvist_map *map)
+{
+    char *base = map->base;
+    map->header = map->base;
+    map->segments = (void *)(base + map->header->segment_table_offset);
+    map->slots = (void *)(base + map->header->slot_table_offset);
+    map->index = (void *)(base + map->header->index_offset);
+}
+
+static struct kvist_map_header make_header(const struct kvist_map_shape *shape, uint64_t seed)
+{
+    struct kvist_map_header header = {
+        .magic = KVIST_MAP_MAGIC,
+        .layout_version = KVIST_LAYOUT_VERSION,
+        .header_bytes = KVIST_HEADER_BYTES,
+        .slot_bytes = shape->slot_bytes,
+        .slots_per_segment = shape->slots_per_segment,
+        .segment_max = shape->segment_max,
+        .slot_max = shape->slots_per_segment * shape->segment_max,
+        .index_capacity = shape->index_capacity,
+        .index_seed = seed,
+        .generation = shape->generation,
+    };
+    memcpy(header.pool_id, shape->pool_id, KVIST_KEY_BYTES);
+    kvist_map_lay_out(&header);
+    return header;
+}
+
+enum kvist_status kvist_map_init(const struct kvist_map_shape *shape,
+                                 uint32_t serial,
+                                 struct kvist_map *map_out,
+                                 struct kvist_error *err)
+{
+    uint64_t seed = 0;
+    if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed)) {
+        return kvist_error_set_errno(err, errno, "getrandom", "no randomness for a pool map");
+    }
+    const struct kvist_map_header header = make_header(shape, seed);
+    KVIST_CHECK(kvist_map_header_check(&header, header.map_bytes));
+    struct kvist_map map = {
+        .fd = -1,
+        .read_only_fd = -1,
+        .bytes = header.map_bytes,
+        .capacity = header.index_capacity,
+        .slot_max = header.slot_max,
+        .seed = seed,
+    };
+    char name[16];
+    (void)snprintf(name, sizeof(name), "m%08x", serial);
+    enum kvist_status status = kvist_memfd_create(name, map.bytes, &map.fd, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    status = kvist_memfd_reopen_read_only(map.fd, &map.read_only_fd, err);
+    if (status != KVIST_OK) {
+        goto close_fd;
+    }
+    status = kvist_memfd_map(map.fd, map.bytes, KVIST_MEMFD_WRITE, &map.base, err);
+    if (status != KVIST_OK) {
+        goto close_read_only_fd;
+    }
+    memcpy(map.base, &header, sizeof(header));
+    set_pointers(&map);
+    *map_out = map;
+    return KVIST_OK;
+
+close_read_only_fd:
+    (void)close(map.read_only_fd);
+close_fd:
+    (void)close(map.fd);
+    return status;
+}
+
+void kvist_map_fini(struct kvist_map *map)
+{
+    if (map->base != NULL) {
+        kvist_memfd_unmap(&map->base, map->bytes);
+        (void)close(map->read_only_fd);
+        (void)close(map->fd);
+    }
+}
+
+static uint32_t state_of(const struct kvist_map *map, uint32_t position)
+{
+    return atomic_load_explicit(&map->index[position].state, memory_order_relaxed);
+}
+
+void kvist_map_read(const struct kvist_map *map,
+                    uint32_t position,
+                    struct kvist_entry_copy *copy_out)
+{
+    KVIST_CHECK(position < map->capacity);
+    /* The writer's own thread: no entry is busy. */
+    bool consistent = kvist_entry_read(&map->index[position], copy_out);
+    KVIST_CHECK(consistent);
+}
+
+void kvist_map_write(struct kvist_map *map,
+                     uint32_t position,
+                     const struct kvist_entry_copy *entry)
+{
+    KVIST_CHECK(position < map->capacity && entry->state != KVIST_ENTRY_EMPTY);
+    uint32_t before = state_of(map, position);
+    if (before == KVIST_ENTRY_TOMBSTONE) {
+        map->tombstones--;
+    } else if (before != KVIST_ENTRY_EMPTY) {
+        map->live--;
+    }
+    kvist_entry_write(&map->index[position], entry);
+    if (entry->state == KVIST_ENTRY_TOMBSTONE) {
+        map->tombstones++;
+    } else {
+        map->live++;
+    }
+}
+
+uint32_t kvist_map_insert(struct kvist_map *map, const struct kvist_entry_copy *entry)
+{
+    uint32_t position = kvist_index_home(entry->key, map->seed, map->capacity);
+    for (unsigned probe = 0; probe < KVIST_INDEX_PROBE_MAX; probe++) {
+        if (state_of(map, position) <= KVIST_ENTRY_TOMBSTONE) {
+            kvist_map_write(map, position, entry);
+            return position;
+        }
+        position = (position + 1) & (map->capacity - 1);
+    }
+    return KVIST_ENTRY_NONE;
+}
+
+static void make_empty(struct kvist_map *map, uint32_t position)
+{
+    static const struct kvist_entry_copy empty = {.state = KVIST_ENTRY_EMPTY};
+    kvist_entry_write(&map->index[position], &empty);
+    map->tombstones--;
+}
+
+void kvist_map_settle(struct kvist_map *map, uint32_t position)
+{
+    const uint32_t mask = map->capacity - 1;
+    if (state_of(map, (position + 1) & mask) != KVIST_ENTRY_EMPTY) {
+        return;
+    }
+    /* No probe goes beyond this entry: it, and the tombstones before it, end one as well. */
+    while (state_of(map, position) == KVIST_ENTRY_TOMBSTONE) {
+        make_empty(map, position);
+        position = (position - 1) & mask;
+    }
+}
+
+void kvist_map_remove(struct kvist_map *map, uint32_t position)
+{
+    struct kvist_entry_copy entry;
+    kvist_map_read(map, position, &entry);
+    entry.state = KVIST_ENTRY_TOMBSTONE;
+    kvist_map_write(map, position, &entry);
+    kvist_map_settle(map, position);
+}
+
+uint32_t kvist_map_clear(struct kvist_map *map)
+{
+    static const struct kvist_entry_copy empty = {.state = KVIST_ENTRY_EMPTY};
+    uint32_t live = map->live;
+    for (uint32_t position = 0; position < map->capacity; position++) {
+        if (state_of(map, position) != KVIST_ENTRY_EMPTY) {
+            kvist_entry_write(&map->index[position], &empty);
+        }
+    }
+    map->live = 0;
+    map->tombstones = 0;
+    return live;
+}
+
+/* Copy the tables up to the last segment that was ever in use: the rest stays untouched zeros. */
+static void copy_tables(const struct kvist_map *source, struct kvist_map *target)
+{
+    const struct kvist_map_header *header = source->header;
+    uint32_t slots_per_segment = header->slots_per_segment;
+    for (uint32_t segment = 0; segment < header->segment_max; segment++) {
+        const struct kvist_segment_entry *entry = &source->segments[segment];
+        if (atomic_load_explicit(&entry->bytes, memory_order_relaxed) == 0) {
+            continue; /* bytes stay when a segment goes: its slots' generations are kept */
+        }
+        memcpy(&target->segments[segment], entry, sizeof(*entry));
+        size_t first = (size_t)segment * slots_per_segment;
+        memcpy(&target->slots[first],
+               &source->slots[first],
+               (size_t)slots_per_segment * sizeof(source->slots[0]));
+    }
+}
+
+static bool copy_index(const struct kvist_map *source, struct kvist_map *target)
+{
+    for (uint32_t position = 0; position < source->capacity; position++) {
+        if (state_of(source, position) < KVIST_ENTRY_READY) {
+            continue;
+        }
+        struct kvist_entry_copy entry;
+        kvist_map_read(source, position, &entry);
+        if (kvist_map_insert(target, &entry) == KVIST_ENTRY_NONE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void report_positions(const struct kvist_map *map, kvist_map_moved_fn *moved, void *ctx)
+{
+    for (uint32_t position = 0; position < map->capacity; position++) {
+        if (state_of(map, position) >= KVIST_ENTRY_READY) {
+            struct kvist_entry_copy entry;
+            kvist_map_read(map, position, &entry);
+            moved(ctx, &entry, position);
+        }
+    }
+}
+
+enum kvist_status kvist_map_grow(struct kvist_map *map,
+                                 uint32_t serial,
+                                 kvist_map_moved_fn *moved,
+                                 void *ctx,
+                                 struct kvist_error *err)
+{
+    bool twice = (uint64_t)map->live * 100 > (uint64_t)map->capacity * 35;
+    if (twice && map->capacity > UINT32_MAX / 4) {
+        return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "a pool map cannot grow any further");
+    }
+    struct kvist_map_shape shape = {
+        .pool_id = map->header->pool_id,
+        .slot_bytes = map->header->slot_bytes,
+        .generation = atomic_load_explicit(&map->header->generation, memory_order_relaxed),
+        .slots_per_segment = map->header->slots_per_segment,
+        .segment_max = map->header->segment_max,
+        .index_capacity = twice ? map->capacity * 2 : map->capacity,
+    };
+    struct kvist_map next;
+    enum kvist_status status = kvist_map_init(&shape, serial, &next, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    copy_tables(map, &next);
+    if (!copy_index(map, &next)) {
+        kvist_map_fini(&next);
+        return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "too many keys share one place");
+    }
+    report_positions(&next, moved, ctx);
+    /* From here on readers of the old map find `moved` when they look again after a lease. */
+    atomic_store_explicit(&map->header->moved, 1, memory_order_release);
+    kvist_map_fini(map);
+    *map = next;
+    return KVIST_OK;
+}
+
+const char *kvist_map_check(const struct kvist_map *map)
+{
+    uint32_t live = 0;
+    uint32_t tombstones = 0;
+    for (uint32_t position = 0; position < map->capacity; position++) {
+        uint32_t state = state_of(map, position);
+        tombstones += state == KVIST_ENTRY_TOMBSTONE;
+        if (state < KVIST_ENTRY_READY) {
+            continue;
+        }
+        live++;
+        struct kvist_entry_copy entry;
+        struct kvist_entry_copy found;
+        kvist_map_read(map, position, &entry);
+        uint8_t key[KVIST_KEY_BYTES];
+        memcpy(key, entry.key, sizeof(key));
+        if (kvist_map_find(map, key, &found) != position) {
+            return "an index entry is not where its key is found";
+        }
+    }
+    if (live != map->live || tombstones != map->tombstones) {
+        return "the index does not hold as many entries as were counted";
+    }
+    return NULL;
+}

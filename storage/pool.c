@@ -1,0 +1,370 @@
+/*
+ * pool - all blocks of one identity.
+ *
+ * Role        makes, finds and drops pools; sizes their segments; grows their maps; has the tier
+ *             remember them.
+ * Limits      KVIST_POOLS_MAX; segment: arena / 256, at least KVIST_SEGMENT_SLOTS_MIN slots and
+ *             1 MiB, at most KVIST_SEGMENT_BYTES_MAX
+ */
+#include "proto/base/log.h"
+#include "storage/internal.h"
+
+#include <stdlib.h>
+
+#define SEGMENT_BYTES_LEAST (1ULL << 20)
+#define SEGMENTS_OF_ARENA   256U
+#define INDEX_START         1024U
+
+static uint64_t segment_bytes_for(const struct kvist_store *store, uint64_t slot_bytes)
+{
+    uint64_t bytes = store->options.arena_bytes / SEGMENTS_OF_ARENA;
+    if (bytes < SEGMENT_BYTES_LEAST) {
+        bytes = SEGMENT_BYTES_LEAST;
+    }
+    if (bytes < slot_bytes * KVIST_SEGMENT_SLOTS_MIN) {
+        bytes = slot_bytes * KVIST_SEGMENT_SLOTS_MIN;
+    }
+    bytes = kvist_align_up(bytes, slot_bytes);
+    if (bytes > KVIST_SEGMENT_BYTES_MAX) {
+        bytes = KVIST_SEGMENT_BYTES_MAX / slot_bytes * slot_bytes;
+    }
+    return bytes;
+}
+
+static uint32_t index_capacity_for(uint32_t slot_max)
+{
+    uint32_t wanted = slot_max / 8;
+    uint32_t capacity = INDEX_START;
+    while (capacity < wanted) {
+        capacity *= 2;
+    }
+    return capacity;
+}
+
+static enum kvist_status allocate_tables(struct kvist_store_pool *pool)
+{
+    pool->segments = calloc(pool->segment_max, sizeof(pool->segments[0]));
+    pool->states = calloc(pool->slot_max, sizeof(pool->states[0]));
+    pool->slots = calloc(pool->slot_max, sizeof(pool->slots[0]));
+    pool->leased_seen = calloc(pool->slot_max / 8 + 1, 1);
+    if (pool->segments == NULL || pool->states == NULL || pool->slots == NULL ||
+        pool->leased_seen == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        pool->segments[index].fd = -1;
+    }
+    return pool->ops->create(pool->slot_max, &pool->policy);
+}
+
+static void free_pool(struct kvist_store_pool *pool)
+{
+    if (pool->policy != NULL) {
+        pool->ops->destroy(&pool->policy);
+    }
+    kvist_map_fini(&pool->map);
+    free(pool->leased_seen);
+    free(pool->slots);
+    free(pool->states);
+    free(pool->segments);
+    pool->magic = 0;
+    free(pool);
+}
+
+/* Whether a pool may make place for another one: nothing of it would be lost. */
+static bool is_empty(const struct kvist_store_pool *pool)
+{
+    return pool->session_count == 0 && pool->map.live == 0 && pool->populating_count == 0 &&
+           pool->retired_head == KVIST_SLOT_NONE && !pool->put_pending &&
+           pool->counts[KVIST_SLOT_LOADING] == 0;
+}
+
+static bool has_members(const struct kvist_store_pool *pool)
+{
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        if (pool->segments[index].life != KVIST_LIFE_NONE &&
+            pool->segments[index].lent_count > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A clear of it has not been answered. */
+static bool is_awaited(const struct kvist_store_pool *pool)
+{
+    for (const struct kvist_clear *clear = pool->store->clears; clear != NULL;
+         clear = clear->next) {
+        if (clear->pool == pool) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum kvist_status find_place(struct kvist_store *store, uint32_t *index_out)
+{
+    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
+        if (store->pools[index] == NULL) {
+            *index_out = index;
+            return KVIST_OK;
+        }
+    }
+    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
+        struct kvist_store_pool *pool = store->pools[index];
+        if (is_empty(pool) && !has_members(pool) && !is_awaited(pool)) {
+            kvist_pool_destroy(&store->pools[index]);
+            *index_out = index;
+            return KVIST_OK;
+        }
+    }
+    return KVIST_BUSY;
+}
+
+static enum kvist_status size_pool(struct kvist_store_pool *pool, struct kvist_error *err)
+{
+    uint64_t slot_bytes = pool->about.slot_bytes;
+    uint64_t arena_bytes = pool->store->options.arena_bytes;
+    pool->segment_bytes = segment_bytes_for(pool->store, slot_bytes);
+    if (pool->segment_bytes > arena_bytes) {
+        return kvist_error_set(err,
+                               KVIST_NO_SPACE,
+                               0,
+                               "pool",
+                               "blocks of %llu bytes need an arena of at least %llu bytes; raise "
+                               "the daemon's memory",
+                               (unsigned long long)slot_bytes,
+                               (unsigned long long)pool->segment_bytes);
+    }
+    uint64_t segment_max = arena_bytes / pool->segment_bytes;
+    pool->segment_max =
+        segment_max < KVIST_SEGMENTS_MAX ? (uint32_t)segment_max : KVIST_SEGMENTS_MAX;
+    pool->slots_per_segment = (uint32_t)(pool->segment_bytes / slot_bytes);
+    pool->slot_max = pool->slots_per_segment * pool->segment_max;
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_pool_create(struct kvist_store *store,
+                                    const struct kvist_tier_pool *about,
+                                    struct kvist_store_pool **pool_out,
+                                    struct kvist_error *err)
+{
+    uint32_t index = 0;
+    if (find_place(store, &index) != KVIST_OK) {
+        return kvist_error_set(
+            err, KVIST_BUSY, 0, "pool", "the daemon has %u pools in use", KVIST_POOLS_MAX);
+    }
+    struct kvist_store_pool *pool = calloc(1, sizeof(*pool));
+    if (pool == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "pool", "no memory for a pool");
+    }
+    pool->magic = POOL_MAGIC;
+    pool->index = index;
+    pool->serial = store->serial_next++;
+    pool->store = store;
+    pool->about = *about;
+    pool->ops = &kvist_policy_lru;
+    pool->retired_head = KVIST_SLOT_NONE;
+    pool->last_used_us = store->now_us;
+    pool->put_wanted = store->tier != NULL;
+    enum kvist_status status = size_pool(pool, err);
+    if (status != KVIST_OK) {
+        goto free_pool;
+    }
+    status = allocate_tables(pool);
+    if (status != KVIST_OK) {
+        (void)kvist_error_set(err, status, 0, "pool", "no memory for a pool's tables");
+        goto free_pool;
+    }
+    const struct kvist_map_shape shape = {
+        .pool_id = pool->about.pool_id,
+        .slot_bytes = pool->about.slot_bytes,
+        .generation = pool->about.generation,
+        .slots_per_segment = pool->slots_per_segment,
+        .segment_max = pool->segment_max,
+        .index_capacity = index_capacity_for(pool->slot_max),
+    };
+    status = kvist_map_init(&shape, store->serial_next++, &pool->map, err);
+    if (status != KVIST_OK) {
+        goto free_pool;
+    }
+    store->pools[index] = pool;
+    if (index >= store->pool_high) {
+        store->pool_high = index + 1;
+    }
+    *pool_out = pool;
+    return KVIST_OK;
+
+free_pool:
+    free_pool(pool);
+    return status;
+}
+
+void kvist_pool_destroy(struct kvist_store_pool **pool)
+{
+    if (*pool == NULL) {
+        return;
+    }
+    struct kvist_store_pool *old = *pool;
+    KVIST_CHECK(old->magic == POOL_MAGIC && old->session_count == 0);
+    kvist_promote_forget(old->store, NULL, old);
+    kvist_arena_free_all(old);
+    old->store->pools[old->index] = NULL;
+    free_pool(old);
+    *pool = NULL;
+}
+
+static void entry_moved(void *ctx, const struct kvist_entry_copy *entry, uint32_t position)
+{
+    struct kvist_store_pool *pool = ctx;
+    if (entry->state == KVIST_ENTRY_NVME || entry->slot == KVIST_SLOT_NONE) {
+        return;
+    }
+    KVIST_CHECK(entry->slot < pool->slot_max);
+    pool->slots[entry->slot].entry = position;
+}
+
+/* Positions stand in the slot table too; the new table is ours to write once it is in place. */
+static void write_positions(struct kvist_store_pool *pool)
+{
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        if (pool->segments[index].life != KVIST_LIFE_LIVE &&
+            pool->segments[index].life != KVIST_LIFE_DRAINING) {
+            continue;
+        }
+        uint32_t first = index * pool->slots_per_segment;
+        for (uint32_t slot = first; slot < first + pool->slots_per_segment; slot++) {
+            atomic_store_explicit(
+                &pool->map.slots[slot].entry, pool->slots[slot].entry, memory_order_relaxed);
+        }
+    }
+}
+
+void kvist_pool_grow_map(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    if (!kvist_map_wants_growth(&pool->map) || store->now_us < pool->grow_after_us) {
+        return;
+    }
+    enum kvist_status status =
+        kvist_map_grow(&pool->map, store->serial_next++, entry_moved, pool, NULL);
+    if (status != KVIST_OK) {
+        kvist_log(KVIST_LOG_DEBUG,
+                  "cannot grow a pool map status=%s action=retried",
+                  kvist_status_name(status));
+        pool->grow_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
+        return;
+    }
+    write_positions(pool);
+    pool->map_replaced = true;
+    pool->lend_wanted = true;
+}
+
+static void put_done(void *ctx, enum kvist_status status, const struct kvist_tier_block *block)
+{
+    (void)block;
+    struct kvist_store_pool *pool = ctx;
+    pool->put_pending = false;
+    bool current = pool->put_generation == pool->about.generation;
+    pool->tier_knows = status == KVIST_OK && current;
+    pool->put_wanted = !pool->tier_knows && !pool->store->closing;
+    pool->put_after_us = status == KVIST_OK ? 0 : pool->store->now_us + KVIST_POPULATE_RETRY_US;
+    kvist_block_pool_durable(pool, status);
+}
+
+void kvist_pool_put(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    if (!pool->put_wanted || pool->put_pending || store->tier == NULL || !store->tier_loaded ||
+        store->now_us < pool->put_after_us) {
+        return;
+    }
+    pool->put_generation = pool->about.generation;
+    enum kvist_status status = kvist_tier_put_pool(store->tier, &pool->about, put_done, pool);
+    if (status == KVIST_OK) {
+        pool->put_pending = true;
+        pool->put_wanted = false;
+    } else if (status != KVIST_BUSY) {
+        pool->put_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
+        kvist_block_pool_durable(pool, status);
+    }
+}
+
+enum kvist_status kvist_store_pool_open(struct kvist_store *store,
+                                        const struct kvist_tier_pool *about,
+                                        struct kvist_store_pool **pool_out,
+                                        struct kvist_error *err)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    if (about->slot_bytes < KVIST_BLOCK_BYTES_MIN || about->slot_bytes > KVIST_BLOCK_BYTES_MAX ||
+        about->slot_bytes % KVIST_SLOT_ALIGN_BYTES != 0) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "pool",
+                               "slot_bytes %llu is not a multiple of %llu from %llu to %llu",
+                               (unsigned long long)about->slot_bytes,
+                               KVIST_SLOT_ALIGN_BYTES,
+                               KVIST_BLOCK_BYTES_MIN,
+                               KVIST_BLOCK_BYTES_MAX);
+    }
+    struct kvist_store_pool *pool = kvist_store_pool_lookup(store, about->pool_id);
+    if (pool != NULL) {
+        if (pool->about.slot_bytes != about->slot_bytes) {
+            return kvist_error_set(err,
+                                   KVIST_INVALID,
+                                   0,
+                                   "pool",
+                                   "the pool exists with slots of %llu bytes, not %llu",
+                                   (unsigned long long)pool->about.slot_bytes,
+                                   (unsigned long long)about->slot_bytes);
+        }
+        *pool_out = pool;
+        return KVIST_OK;
+    }
+    struct kvist_tier_pool first = *about;
+    first.generation = 1;
+    return kvist_pool_create(store, &first, pool_out, err);
+}
+
+struct kvist_store_pool *kvist_store_pool_lookup(struct kvist_store *store,
+                                                 const uint8_t pool_id[KVIST_KEY_BYTES])
+{
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        struct kvist_store_pool *pool = store->pools[index];
+        if (pool != NULL && memcmp(pool->about.pool_id, pool_id, KVIST_KEY_BYTES) == 0) {
+            return pool;
+        }
+    }
+    return NULL;
+}
+
+int kvist_store_pool_map_fd(const struct kvist_store_pool *pool)
+{
+    return pool->map.read_only_fd;
+}
+
+uint64_t kvist_store_pool_map_bytes(const struct kvist_store_pool *pool)
+{
+    return pool->map.bytes;
+}
+
+const uint8_t *kvist_store_pool_id(const struct kvist_store_pool *pool)
+{
+    return pool->about.pool_id;
+}
+
+const char *kvist_store_pool_tenant(const struct kvist_store_pool *pool)
+{
+    return pool->about.tenant;
+}
+
+uint64_t kvist_store_pool_slot_bytes(const struct kvist_store_pool *pool)
+{
+    return pool->about.slot_bytes;
+}
+
+uint32_t kvist_store_pool_slots_per_segment(const struct kvist_store_pool *pool)
+{
+    return pool->slots_per_segment;
+}

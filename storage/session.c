@@ -1,0 +1,679 @@
+/*
+ * session - engines, their processes, and what they are lent.
+ *
+ * Role        opens and closes sessions and processes, attaches them to pools, tops grants up,
+ *             lends and revokes segments.
+ * Invariants  granted_count == tickets in use == GRANTED slots that name the session;
+ *             a segment's lent_count == processes whose loan names its serial
+ */
+#include "storage/internal.h"
+
+#include <stdlib.h>
+
+#define GRANT_RATE_US 1000000U /* a target used up faster than this is doubled */
+
+/* --- Sessions -------------------------------------------------------------------------------- */
+
+static bool id_in_use(const struct kvist_store *store, const uint8_t id[16])
+{
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        if (store->sessions[index] != NULL && memcmp(store->sessions[index]->id, id, 16) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static struct kvist_store_session *make_session(struct kvist_store *store, const uint8_t id[16])
+{
+    struct kvist_store_session *session = calloc(1, sizeof(*session));
+    if (session == NULL) {
+        return NULL;
+    }
+    session->magic = SESSION_MAGIC;
+    session->store = store;
+    session->serial = store->serial_next++;
+    memcpy(session->id, id, sizeof(session->id));
+    session->ticket_free_count = KVIST_GRANTS_MAX;
+    for (uint32_t ticket = 0; ticket < KVIST_GRANTS_MAX; ticket++) {
+        session->ticket_free[ticket] = (uint16_t)(KVIST_GRANTS_MAX - 1 - ticket);
+        session->tickets[ticket].slot = KVIST_SLOT_NONE;
+    }
+    return session;
+}
+
+enum kvist_status kvist_store_session_open(struct kvist_store *store,
+                                           const uint8_t session_id[16],
+                                           uint32_t rank_count,
+                                           struct kvist_store_session **session_out,
+                                           struct kvist_error *err)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    if (rank_count == 0 || rank_count > KVIST_RANKS_MAX) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "session",
+                               "a session has 1 to %u ranks, not %u",
+                               KVIST_RANKS_MAX,
+                               rank_count);
+    }
+    if (id_in_use(store, session_id)) {
+        return kvist_error_set(err, KVIST_EXISTS, 0, "session", "that session id is in use");
+    }
+    uint32_t index = 0;
+    while (index < KVIST_SESSIONS_MAX && store->sessions[index] != NULL) {
+        index++;
+    }
+    if (index == KVIST_SESSIONS_MAX) {
+        return kvist_error_set(err,
+                               KVIST_BUSY,
+                               0,
+                               "session",
+                               "the daemon serves %u sessions already",
+                               KVIST_SESSIONS_MAX);
+    }
+    struct kvist_store_session *session = make_session(store, session_id);
+    if (session == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "session", "no memory for a session");
+    }
+    enum kvist_status status =
+        kvist_page_init(session_id, rank_count, session->serial, &session->page, err);
+    if (status != KVIST_OK) {
+        free(session);
+        return status;
+    }
+    session->index = index;
+    store->sessions[index] = session;
+    store->session_count++;
+    *session_out = session;
+    return KVIST_OK;
+}
+
+static void drop_grants(struct kvist_store_session *session)
+{
+    for (uint32_t ticket = 0; ticket < KVIST_GRANTS_MAX; ticket++) {
+        uint32_t slot = session->tickets[ticket].slot;
+        if (slot != KVIST_SLOT_NONE) {
+            struct kvist_store_pool *pool =
+                session->attachments[session->tickets[ticket].ordinal].pool;
+            kvist_session_free_ticket(session, ticket);
+            kvist_slot_drop(pool, slot);
+        }
+    }
+}
+
+void kvist_store_session_close(struct kvist_store_session **session)
+{
+    if (*session == NULL) {
+        return;
+    }
+    struct kvist_store_session *old = *session;
+    struct kvist_store *store = old->store;
+    KVIST_CHECK(old->magic == SESSION_MAGIC);
+    for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
+        kvist_store_process_close(&old->processes[index]);
+    }
+    drop_grants(old);
+    kvist_promote_forget(store, old, NULL);
+    for (uint32_t ordinal = 0; ordinal < old->attachment_count; ordinal++) {
+        struct kvist_attachment *attachment = &old->attachments[ordinal];
+        attachment->pool->session_count--;
+        attachment->pool->writer_count -= attachment->writes;
+        attachment->pool->last_used_us = store->now_us;
+        free(attachment->mapped);
+    }
+    store->sessions[old->index] = NULL;
+    store->session_count--;
+    kvist_page_fini(&old->page);
+    old->magic = 0;
+    free(old);
+    *session = NULL;
+}
+
+int kvist_store_session_page_fd(const struct kvist_store_session *session)
+{
+    return session->page.fd;
+}
+
+uint64_t kvist_store_session_page_bytes(const struct kvist_store_session *session)
+{
+    return session->page.bytes;
+}
+
+struct kvist_store_session *
+kvist_session_resolve(const struct kvist_store *store, uint32_t index, uint32_t serial)
+{
+    struct kvist_store_session *session = store->sessions[index];
+    return session != NULL && session->serial == serial ? session : NULL;
+}
+
+/* --- Processes ------------------------------------------------------------------------------- */
+
+static enum kvist_status find_place(const struct kvist_store_session *session,
+                                    const struct kvist_store_process *wanted,
+                                    uint32_t *index_out)
+{
+    uint32_t place = KVIST_PROCESSES_MAX;
+    for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
+        const struct kvist_store_process *other = session->processes[index];
+        if (other == NULL) {
+            place = index < place ? index : place;
+        } else if ((wanted->schedules && other->schedules) ||
+                   (wanted->maps_segments && other->maps_segments && other->rank == wanted->rank)) {
+            return KVIST_EXISTS;
+        }
+    }
+    *index_out = place;
+    return place == KVIST_PROCESSES_MAX ? KVIST_BUSY : KVIST_OK;
+}
+
+enum kvist_status kvist_store_process_open(struct kvist_store_session *session,
+                                           bool schedules,
+                                           bool maps_segments,
+                                           uint32_t rank,
+                                           void *ctx,
+                                           struct kvist_store_process **process_out,
+                                           struct kvist_error *err)
+{
+    KVIST_CHECK(session->magic == SESSION_MAGIC);
+    if (maps_segments && rank >= session->page.rank_count) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "session",
+                               "rank %u is not below the session's %u",
+                               rank,
+                               session->page.rank_count);
+    }
+    const struct kvist_store_process about = {
+        .magic = PROCESS_MAGIC,
+        .session = session,
+        .ctx = ctx,
+        .schedules = schedules,
+        .maps_segments = maps_segments,
+        .rank = rank,
+    };
+    uint32_t index = 0;
+    enum kvist_status status = find_place(session, &about, &index);
+    if (status != KVIST_OK) {
+        return kvist_error_set(err,
+                               status,
+                               0,
+                               "session",
+                               "that place in the session is taken by a process that lives");
+    }
+    struct kvist_store_process *process = malloc(sizeof(*process));
+    if (process == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "session", "no memory for a process");
+    }
+    *process = about;
+    session->processes[index] = process;
+    session->store->process_count++;
+    *process_out = process;
+    return KVIST_OK;
+}
+
+static void close_loan(struct kvist_store_pool *pool, struct kvist_loan *loan)
+{
+    for (uint32_t index = 0; loan->lent != NULL && index < pool->segment_max; index++) {
+        struct kvist_segment *segment = &pool->segments[index];
+        if (loan->lent[index] != 0) {
+            KVIST_CHECK(loan->lent[index] == segment->serial);
+            kvist_arena_unlend(pool, segment);
+        }
+    }
+    free(loan->lent);
+    free(loan->told);
+}
+
+void kvist_store_process_close(struct kvist_store_process **process)
+{
+    if (*process == NULL) {
+        return;
+    }
+    struct kvist_store_process *old = *process;
+    struct kvist_store_session *session = old->session;
+    KVIST_CHECK(old->magic == PROCESS_MAGIC);
+    for (uint32_t ordinal = 0; ordinal < session->attachment_count; ordinal++) {
+        close_loan(session->attachments[ordinal].pool, &old->loans[ordinal]);
+    }
+    for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
+        if (session->processes[index] == old) {
+            session->processes[index] = NULL;
+        }
+    }
+    session->store->process_count--;
+    old->magic = 0;
+    free(old);
+    *process = NULL;
+}
+
+void kvist_store_process_set_ctx(struct kvist_store_process *process, void *ctx)
+{
+    KVIST_CHECK(process->magic == PROCESS_MAGIC);
+    process->ctx = ctx;
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+        process->loans[ordinal].attached = false; /* until the new connection attaches */
+    }
+}
+
+void *kvist_store_process_ctx(const struct kvist_store_process *process)
+{
+    return process->ctx;
+}
+
+static struct kvist_store_process *scheduler_of(const struct kvist_store_session *session)
+{
+    for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
+        struct kvist_store_process *process = session->processes[index];
+        if (process != NULL && process->schedules && process->ctx != NULL) {
+            return process;
+        }
+    }
+    return NULL;
+}
+
+/* --- Attachments ----------------------------------------------------------------------------- */
+
+static enum kvist_status add_attachment(struct kvist_store_session *session,
+                                        struct kvist_store_pool *pool,
+                                        uint32_t *ordinal_out)
+{
+    if (session->attachment_count == KVIST_SESSION_POOLS_MAX) {
+        return KVIST_BUSY;
+    }
+    struct kvist_attachment attachment = {
+        .pool = pool,
+        .target = KVIST_GRANT_START,
+        .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
+    };
+    if (attachment.mapped == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    pool->session_count++;
+    *ordinal_out = session->attachment_count;
+    session->attachments[session->attachment_count++] = attachment;
+    return KVIST_OK;
+}
+
+static enum kvist_status open_loan(struct kvist_loan *loan, const struct kvist_store_pool *pool)
+{
+    if (loan->lent == NULL) {
+        uint32_t *lent = calloc(pool->segment_max, sizeof(*lent));
+        uint32_t *told = calloc(pool->segment_max, sizeof(*told));
+        if (lent == NULL || told == NULL) {
+            free(lent);
+            free(told);
+            return KVIST_NO_MEMORY;
+        }
+        loan->lent = lent;
+        loan->told = told;
+    } else {
+        memset(loan->told, 0, pool->segment_max * sizeof(loan->told[0]));
+    }
+    loan->attached = true;
+    loan->regrant = true;
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_store_attach(struct kvist_store_process *process,
+                                     struct kvist_store_pool *pool,
+                                     bool read_only,
+                                     uint32_t *ordinal_out,
+                                     struct kvist_error *err)
+{
+    KVIST_CHECK(process->magic == PROCESS_MAGIC && pool->magic == POOL_MAGIC);
+    struct kvist_store_session *session = process->session;
+    uint32_t ordinal = 0;
+    while (ordinal < session->attachment_count && session->attachments[ordinal].pool != pool) {
+        ordinal++;
+    }
+    enum kvist_status status = KVIST_OK;
+    if (ordinal == session->attachment_count) {
+        status = add_attachment(session, pool, &ordinal);
+    }
+    if (status == KVIST_OK) {
+        status = open_loan(&process->loans[ordinal], pool);
+    }
+    if (status != KVIST_OK) {
+        return kvist_error_set(err,
+                               status,
+                               0,
+                               "session",
+                               "cannot attach to one more pool; a session has at most %u",
+                               KVIST_SESSION_POOLS_MAX);
+    }
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    if (!read_only && !attachment->writes) {
+        attachment->writes = true;
+        pool->writer_count++;
+    }
+    pool->lend_wanted = true;
+    *ordinal_out = ordinal;
+    return KVIST_OK;
+}
+
+/* --- Lending --------------------------------------------------------------------------------- */
+
+/* Tell a process of what is live and of what is revoked, once a connection. */
+static void lend_to(struct kvist_store_process *process,
+                    uint32_t ordinal,
+                    struct kvist_store_pool *pool)
+{
+    struct kvist_loan *loan = &process->loans[ordinal];
+    const struct kvist_store_events *events = &pool->store->options.events;
+    void *ctx = pool->store->options.ctx;
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        struct kvist_segment *segment = &pool->segments[index];
+        if (segment->life == KVIST_LIFE_LIVE && loan->told[index] != segment->serial) {
+            loan->told[index] = segment->serial;
+            if (loan->lent[index] == 0) {
+                loan->lent[index] = segment->serial;
+                segment->lent_count++;
+            }
+            events->segment_lent(
+                ctx, process, ordinal, index, segment->serial, segment->fd, segment->bytes);
+        } else if (segment->life == KVIST_LIFE_REVOKED && loan->lent[index] == segment->serial &&
+                   loan->told[index] != UINT32_MAX) {
+            loan->told[index] = UINT32_MAX;
+            events->revoked(ctx, process, ordinal, index, segment->serial);
+        }
+    }
+}
+
+void kvist_session_lend(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    bool map_replaced = pool->map_replaced;
+    pool->lend_wanted = false;
+    pool->map_replaced = false;
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        struct kvist_store_session *session = store->sessions[index];
+        for (uint32_t ordinal = 0; session != NULL && ordinal < session->attachment_count;
+             ordinal++) {
+            if (session->attachments[ordinal].pool != pool) {
+                continue;
+            }
+            for (uint32_t member = 0; member < KVIST_PROCESSES_MAX; member++) {
+                struct kvist_store_process *process = session->processes[member];
+                if (process == NULL || process->ctx == NULL || !process->loans[ordinal].attached) {
+                    continue;
+                }
+                if (map_replaced) {
+                    store->options.events.map_replaced(store->options.ctx,
+                                                       process,
+                                                       ordinal,
+                                                       pool->map.read_only_fd,
+                                                       pool->map.bytes);
+                }
+                if (process->maps_segments) {
+                    lend_to(process, ordinal, pool);
+                }
+            }
+        }
+    }
+}
+
+/* The segment of a loan that a peer's message names, or NULL when it does not fit. */
+static struct kvist_segment *named_segment(struct kvist_store_process *process,
+                                           uint32_t ordinal,
+                                           uint32_t segment,
+                                           uint32_t serial)
+{
+    KVIST_CHECK(process->magic == PROCESS_MAGIC);
+    struct kvist_store_session *session = process->session;
+    if (ordinal >= session->attachment_count || serial == 0) {
+        return NULL;
+    }
+    struct kvist_store_pool *pool = session->attachments[ordinal].pool;
+    const struct kvist_loan *loan = &process->loans[ordinal];
+    if (segment >= pool->segment_max || loan->lent == NULL || loan->lent[segment] != serial) {
+        return NULL;
+    }
+    return &pool->segments[segment];
+}
+
+/* Whether every rank of the session has mapped a segment; remembered, for ranks unmap only what is
+   revoked. */
+static bool may_use(struct kvist_store_session *session,
+                    uint32_t ordinal,
+                    const struct kvist_segment *segment)
+{
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    if (attachment->mapped[segment->index] == segment->serial) {
+        return true;
+    }
+    if (!kvist_page_has_mapped(&session->page, ordinal, segment->index, segment->serial)) {
+        return false;
+    }
+    attachment->mapped[segment->index] = segment->serial;
+    return true;
+}
+
+void kvist_store_segment_mapped(struct kvist_store_process *process,
+                                uint32_t pool,
+                                uint32_t segment,
+                                uint32_t serial)
+{
+    const struct kvist_segment *named = named_segment(process, pool, segment, serial);
+    if (named != NULL && named->life == KVIST_LIFE_LIVE) {
+        (void)may_use(process->session, pool, named);
+    }
+}
+
+void kvist_store_segment_unmapped(struct kvist_store_process *process,
+                                  uint32_t pool,
+                                  uint32_t segment,
+                                  uint32_t serial)
+{
+    struct kvist_segment *named = named_segment(process, pool, segment, serial);
+    if (named != NULL && named->life == KVIST_LIFE_REVOKED) {
+        process->loans[pool].lent[segment] = 0;
+        kvist_arena_unlend(named->pool, named);
+    }
+}
+
+/* --- Grants ---------------------------------------------------------------------------------- */
+
+uint32_t kvist_session_take_slot(struct kvist_store_session *session,
+                                 uint32_t ordinal,
+                                 enum kvist_slot_state state)
+{
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    struct kvist_store_pool *pool = attachment->pool;
+    if (pool->usable_free == 0) {
+        return KVIST_SLOT_NONE;
+    }
+    for (uint32_t step = 0; step < pool->segment_max; step++) {
+        uint32_t index = attachment->segment_hint + step;
+        index = index < pool->segment_max ? index : index - pool->segment_max;
+        struct kvist_segment *segment = &pool->segments[index];
+        if (segment->life == KVIST_LIFE_LIVE && segment->free_count > 0 &&
+            may_use(session, ordinal, segment)) {
+            attachment->segment_hint = index;
+            return kvist_slot_take(pool, segment, state);
+        }
+    }
+    return KVIST_SLOT_NONE;
+}
+
+void kvist_session_free_ticket(struct kvist_store_session *session, uint32_t ticket)
+{
+    struct kvist_ticket *entry = &session->tickets[ticket];
+    KVIST_CHECK(entry->slot != KVIST_SLOT_NONE);
+    session->attachments[entry->ordinal].granted_count--;
+    session->granted_count--;
+    entry->slot = KVIST_SLOT_NONE;
+    session->ticket_free[session->ticket_free_count++] = (uint16_t)ticket;
+}
+
+/* A session's share: half of the pool alone, at most an eighth beside others. */
+static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t ordinal)
+{
+    const struct kvist_store_pool *pool = session->attachments[ordinal].pool;
+    uint32_t slots = kvist_evict_slot_count(pool);
+    uint32_t bound = pool->writer_count <= 1 ? slots / 2 : slots / 8;
+    if (pool->writer_count > 2 && slots / (4 * pool->writer_count) < bound) {
+        bound = slots / (4 * pool->writer_count);
+    }
+    bound = bound < KVIST_GRANT_FLOOR ? KVIST_GRANT_FLOOR : bound;
+    uint32_t tickets = KVIST_GRANTS_MAX / session->attachment_count;
+    return bound < tickets ? bound : tickets;
+}
+
+static void adapt_target(struct kvist_attachment *attachment, uint64_t now_us, uint32_t bound)
+{
+    uint64_t since_us = now_us - attachment->topped_up_us;
+    if (attachment->granted_count <= attachment->target / 2 && attachment->topped_up_us != 0) {
+        if (since_us < GRANT_RATE_US) {
+            attachment->target *= 2;
+        } else if (since_us > 10 * GRANT_RATE_US && attachment->target > KVIST_GRANT_START) {
+            attachment->target /= 2;
+        }
+    }
+    if (attachment->target > KVIST_GRANTS_MAX) {
+        attachment->target = KVIST_GRANTS_MAX;
+    }
+    if (bound > KVIST_GRANT_START && attachment->target < KVIST_GRANT_START) {
+        attachment->target = KVIST_GRANT_START;
+    }
+}
+
+static void give(struct kvist_store_session *session, uint32_t ordinal, uint32_t slot)
+{
+    struct kvist_store *store = session->store;
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    struct kvist_store_pool *pool = attachment->pool;
+    uint32_t ticket = session->ticket_free[--session->ticket_free_count];
+    session->tickets[ticket] =
+        (struct kvist_ticket){.slot = slot, .ordinal = (uint8_t)ordinal};
+    struct kvist_slot *info = &pool->slots[slot];
+    info->reservation = store->reservation_next++;
+    info->ticket = (uint16_t)ticket;
+    info->session = (uint16_t)session->index;
+    struct kvist_slot_entry *entry = &pool->map.slots[slot];
+    atomic_store_explicit(&entry->reservation, info->reservation, memory_order_relaxed);
+    atomic_store_explicit(&entry->session, session->index, memory_order_relaxed);
+    attachment->granted_count++;
+    session->granted_count++;
+    store->stats.grants_total++;
+}
+
+static struct kvist_store_grant grant_of(const struct kvist_store_session *session,
+                                         uint32_t ticket)
+{
+    uint32_t slot = session->tickets[ticket].slot;
+    const struct kvist_store_pool *pool =
+        session->attachments[session->tickets[ticket].ordinal].pool;
+    return (struct kvist_store_grant){
+        .slot = slot, .ticket = ticket, .reservation = pool->slots[slot].reservation};
+}
+
+/* All that is outstanding, to a scheduler that has attached anew. */
+static void grant_again(struct kvist_store_process *process, uint32_t ordinal)
+{
+    struct kvist_store_session *session = process->session;
+    struct kvist_store *store = session->store;
+    process->loans[ordinal].regrant = false;
+    uint32_t count = 0;
+    for (uint32_t ticket = 0; ticket < KVIST_GRANTS_MAX; ticket++) {
+        if (session->tickets[ticket].slot != KVIST_SLOT_NONE &&
+            session->tickets[ticket].ordinal == ordinal) {
+            store->grants[count++] = grant_of(session, ticket);
+        }
+    }
+    if (count > 0) {
+        store->options.events.granted(store->options.ctx, process, ordinal, store->grants, count);
+    }
+}
+
+static void top_up(struct kvist_store_process *process, uint32_t ordinal)
+{
+    struct kvist_store_session *session = process->session;
+    struct kvist_store *store = session->store;
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    uint32_t bound = grant_bound(session, ordinal);
+    uint32_t wanted = attachment->target < bound ? attachment->target : bound;
+    /* A quarter is used up before a message is worth sending. */
+    if (attachment->granted_count > wanted - (wanted + 3) / 4) {
+        return;
+    }
+    adapt_target(attachment, store->now_us, bound);
+    wanted = attachment->target < bound ? attachment->target : bound;
+    uint32_t count = 0;
+    while (attachment->granted_count < wanted && session->ticket_free_count > 0) {
+        uint32_t slot = kvist_session_take_slot(session, ordinal, KVIST_SLOT_GRANTED);
+        if (slot == KVIST_SLOT_NONE) {
+            break;
+        }
+        give(session, ordinal, slot);
+        store->grants[count++] = grant_of(session, attachment->pool->slots[slot].ticket);
+    }
+    if (count > 0) {
+        attachment->topped_up_us = store->now_us;
+        store->options.events.granted(store->options.ctx, process, ordinal, store->grants, count);
+    }
+}
+
+void kvist_session_top_up(struct kvist_store_session *session)
+{
+    struct kvist_store_process *scheduler = scheduler_of(session);
+    for (uint32_t ordinal = 0; scheduler != NULL && ordinal < session->attachment_count;
+         ordinal++) {
+        if (!scheduler->loans[ordinal].attached || !session->attachments[ordinal].writes) {
+            continue;
+        }
+        if (scheduler->loans[ordinal].regrant) {
+            grant_again(scheduler, ordinal);
+        }
+        top_up(scheduler, ordinal);
+    }
+}
+
+void kvist_session_tell_promoted(struct kvist_store_session *session)
+{
+    struct kvist_store_process *scheduler = scheduler_of(session);
+    for (uint32_t ordinal = 0; ordinal < session->attachment_count; ordinal++) {
+        struct kvist_attachment *attachment = &session->attachments[ordinal];
+        if (attachment->promoted_count > 0 && scheduler != NULL) {
+            session->store->options.events.promoted(session->store->options.ctx,
+                                                    scheduler,
+                                                    ordinal,
+                                                    attachment->promoted_count);
+        }
+        attachment->promoted_count = 0;
+    }
+}
+
+/* --- Touches --------------------------------------------------------------------------------- */
+
+void kvist_session_drain_touches(struct kvist_store_session *session)
+{
+    struct kvist_store *store = session->store;
+    uint32_t count =
+        kvist_page_take_touches(&session->page, store->touches, KVIST_TOUCHES_PER_TURN);
+    for (uint32_t index = 0; index < count; index++) {
+        uint64_t ref = store->touches[index];
+        uint64_t ordinal = (ref >> 32) - 1;
+        uint32_t slot = (uint32_t)ref;
+        if (ordinal >= session->attachment_count) {
+            continue;
+        }
+        struct kvist_store_pool *pool = session->attachments[ordinal].pool;
+        if (slot < pool->slot_max && kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
+            pool->ops->touch(pool->policy, slot);
+            store->stats.touches_total++;
+        }
+    }
+}
+
+void kvist_store_session_info(struct kvist_store_session *session,
+                              struct kvist_store_session_info *info_out)
+{
+    KVIST_CHECK(session->magic == SESSION_MAGIC);
+    *info_out = (struct kvist_store_session_info){
+        .slots_leased = kvist_evict_count_leases(session->store, session),
+        .slots_granted = session->granted_count,
+    };
+}

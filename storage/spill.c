@@ -1,0 +1,407 @@
+/*
+ * spill - checksums, and blocks on their way to NVMe.
+ *
+ * Role        takes a checksum after each commit at idle priority; before a block is written to
+ *             NVMe it is summed again and must be what was committed. A block stays READY while it
+ *             is written; its slot is pinned. Save: what is hot and in DRAM alone, then a sync.
+ * Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which
+ *             is then taken at the spill
+ * Errors      a write that fails marks the block: it will go without a copy, and be counted
+ */
+#include "proto/key/key.h"
+#include "storage/internal.h"
+
+#include <xxhash.h>
+
+#include <stdlib.h>
+
+/* --- Jobs ------------------------------------------------------------------------------------ */
+
+void kvist_spill_init(struct kvist_store *store)
+{
+    for (uint32_t index = 0; index < KVIST_SUMS_MAX; index++) {
+        store->sums[index].store = store;
+        store->sums[index].next_free = store->sum_free;
+        store->sum_free = &store->sums[index];
+    }
+    for (uint32_t index = 0; index < KVIST_SPILLS_MAX; index++) {
+        store->spills[index].store = store;
+        store->spills[index].next_free = store->spill_free;
+        store->spill_free = &store->spills[index];
+    }
+}
+
+static void sum_run(struct kvist_job *job)
+{
+    struct kvist_spill *spill = (struct kvist_spill *)job;
+    uint64_t seed = kvist_key_checksum_seed(spill->block.key, spill->block.pool_id);
+    spill->sum = XXH3_64bits_withSeed(spill->source, spill->block.block_bytes, seed);
+}
+
+/* Describe a READY block and pin its slot. */
+static void fill_job(struct kvist_spill *spill, struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_entry_copy entry;
+    kvist_map_read(&pool->map, pool->slots[slot].entry, &entry);
+    spill->pool = pool;
+    spill->slot = slot;
+    spill->source = kvist_slot_bytes_of(pool, slot);
+    spill->block = (struct kvist_tier_block){
+        .parent_tag = entry.parent_tag,
+        .pool_generation = pool->about.generation,
+        .block_bytes = kvist_slot_block_bytes(pool, slot),
+    };
+    memcpy(spill->block.pool_id, pool->about.pool_id, KVIST_KEY_BYTES);
+    memcpy(spill->block.key, entry.key, KVIST_KEY_BYTES);
+    pool->slots[slot].pins++;
+}
+
+static bool is_ready(const struct kvist_spill *spill)
+{
+    /* A pinned slot is not reused: READY now means that it was READY all the time. */
+    return kvist_slot_state_of(spill->pool, spill->slot) == KVIST_SLOT_READY;
+}
+
+static bool known_sum(const struct kvist_store_pool *pool, uint32_t slot, uint64_t *sum_out)
+{
+    const struct kvist_slot_entry *entry = &pool->map.slots[slot];
+    *sum_out = atomic_load_explicit(&entry->checksum, memory_order_relaxed);
+    return (atomic_load_explicit(&entry->flags, memory_order_relaxed) & KVIST_SLOT_CHECKSUMMED) !=
+           0;
+}
+
+static void write_sum(struct kvist_store_pool *pool, uint32_t slot, uint64_t sum)
+{
+    struct kvist_slot_entry *entry = &pool->map.slots[slot];
+    atomic_store_explicit(&entry->checksum, sum, memory_order_relaxed);
+    atomic_store_explicit(&entry->flags, KVIST_SLOT_CHECKSUMMED, memory_order_release);
+    pool->store->stats.checksums_total++;
+}
+
+/* --- Checksums after commit ------------------------------------------------------------------ */
+
+static void push_name(struct kvist_slot_name *ring,
+                      uint32_t head,
+                      uint32_t *tail,
+                      const struct kvist_slot_name *name)
+{
+    if (*tail - head < KVIST_SUM_QUEUE_MAX) {
+        ring[(*tail)++ % KVIST_SUM_QUEUE_MAX] = *name;
+    }
+}
+
+void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_store *store = pool->store;
+    struct kvist_slot_name name = kvist_slot_name_of(pool, slot);
+    push_name(store->sum_queue, store->sum_head, &store->sum_tail, &name);
+}
+
+static void sum_done(struct kvist_job *job)
+{
+    struct kvist_spill *spill = (struct kvist_spill *)job;
+    struct kvist_store *store = spill->store;
+    struct kvist_store_pool *pool = spill->pool;
+    uint64_t known = 0;
+    pool->slots[spill->slot].pins--;
+    if (is_ready(spill) && !known_sum(pool, spill->slot, &known)) {
+        write_sum(pool, spill->slot, spill->sum);
+        if (store->options.admission == KVIST_ADMIT_ALL && store->tier != NULL) {
+            struct kvist_slot_name name = kvist_slot_name_of(pool, spill->slot);
+            push_name(store->behind_queue, store->behind_head, &store->behind_tail, &name);
+        }
+    }
+    spill->next_free = store->sum_free;
+    store->sum_free = spill;
+}
+
+static void start_sums(struct kvist_store *store)
+{
+    while (store->sum_free != NULL && store->sum_head != store->sum_tail) {
+        const struct kvist_slot_name *name =
+            &store->sum_queue[store->sum_head++ % KVIST_SUM_QUEUE_MAX];
+        struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
+        if (pool == NULL) {
+            continue;
+        }
+        struct kvist_spill *spill = store->sum_free;
+        spill->job = (struct kvist_job){.run = sum_run, .done = sum_done};
+        fill_job(spill, pool, name->slot);
+        if (kvist_workers_submit(store->idle, &spill->job) != KVIST_OK) {
+            pool->slots[name->slot].pins--;
+            store->sum_head--;
+            return;
+        }
+        store->sum_free = spill->next_free;
+    }
+}
+
+/* --- To NVMe --------------------------------------------------------------------------------- */
+
+static uint32_t extent_of(const struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_entry_copy entry;
+    kvist_map_read(&pool->map, pool->slots[slot].entry, &entry);
+    return entry.extent;
+}
+
+bool kvist_spill_wanted(const struct kvist_store_pool *pool, uint32_t slot)
+{
+    return pool->tier_knows && (pool->slots[slot].flags & KVIST_FLAG_UNSPILLABLE) == 0 &&
+           extent_of(pool, slot) == 0;
+}
+
+void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_entry_copy entry;
+    uint32_t position = pool->slots[slot].entry;
+    kvist_map_read(&pool->map, position, &entry);
+    if (entry.extent != 0) {
+        /* The copy on NVMe has a checksum of its own. */
+        entry.state = KVIST_ENTRY_NVME;
+        kvist_map_write(&pool->map, position, &entry);
+    } else {
+        kvist_map_remove(&pool->map, position);
+    }
+    kvist_slot_discard(pool, slot, entry.key[0]);
+}
+
+static void finish(struct kvist_spill *spill)
+{
+    struct kvist_store *store = spill->store;
+    struct kvist_slot *info = &spill->pool->slots[spill->slot];
+    info->pins--;
+    info->flags &= (uint8_t)~KVIST_FLAG_SPILLING;
+    store->save.in_flight -= spill->for_save;
+    spill->next_free = store->spill_free;
+    store->spill_free = spill;
+}
+
+static void fail(struct kvist_spill *spill)
+{
+    spill->store->stats.spill_failures_total++;
+    spill->pool->slots[spill->slot].flags |= KVIST_FLAG_UNSPILLABLE;
+}
+
+static void note_copy(struct kvist_spill *spill, uint32_t extent)
+{
+    struct kvist_store_pool *pool = spill->pool;
+    struct kvist_store *store = spill->store;
+    struct kvist_entry_copy entry;
+    uint32_t position = pool->slots[spill->slot].entry;
+    kvist_map_read(&pool->map, position, &entry);
+    pool->nvme_blocks += entry.extent == 0;
+    entry.extent = extent;
+    kvist_map_write(&pool->map, position, &entry);
+    store->stats.spills_total++;
+    store->stats.spill_bytes_total += spill->block.block_bytes;
+    if (spill->for_save) {
+        store->save.blocks++;
+        store->save.bytes += spill->block.block_bytes;
+    }
+}
+
+static void written(void *ctx, enum kvist_status status, const struct kvist_tier_block *block)
+{
+    struct kvist_spill *spill = ctx;
+    if (status != KVIST_OK) {
+        fail(spill);
+    } else if (is_ready(spill)) {
+        note_copy(spill, block->extent);
+    }
+    finish(spill);
+}
+
+static void spill_summed(struct kvist_job *job)
+{
+    struct kvist_spill *spill = (struct kvist_spill *)job;
+    struct kvist_store *store = spill->store;
+    struct kvist_store_pool *pool = spill->pool;
+    uint64_t known = 0;
+    if (store->closing || !is_ready(spill) || !pool->tier_knows) {
+        finish(spill);
+        return;
+    }
+    bool is_known = known_sum(pool, spill->slot, &known);
+    if (is_known && known != spill->sum) {
+        store->stats.checksum_mismatch_total++;
+        finish(spill);
+        kvist_spill_drop_block(pool, spill->slot);
+        return;
+    }
+    if (!is_known) {
+        write_sum(pool, spill->slot, spill->sum);
+    }
+    spill->block.checksum = spill->sum;
+    enum kvist_status status =
+        kvist_tier_write(store->tier, &spill->block, spill->source, written, spill);
+    if (status == KVIST_BUSY) {
+        store->stats.spill_skipped_total++;
+    } else if (status != KVIST_OK) {
+        fail(spill);
+    }
+    if (status != KVIST_OK) {
+        finish(spill);
+    }
+}
+
+enum kvist_status kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot, bool for_save)
+{
+    struct kvist_store *store = pool->store;
+    struct kvist_spill *spill = store->spill_free;
+    if (!pool->tier_knows || store->closing) {
+        return KVIST_UNSUPPORTED;
+    }
+    if (spill == NULL) {
+        return KVIST_BUSY;
+    }
+    spill->job = (struct kvist_job){.run = sum_run, .done = spill_summed};
+    spill->for_save = for_save;
+    fill_job(spill, pool, slot);
+    enum kvist_status status = kvist_workers_submit(store->duty, &spill->job);
+    if (status != KVIST_OK) {
+        pool->slots[slot].pins--;
+        return status;
+    }
+    store->spill_free = spill->next_free;
+    pool->slots[slot].flags |= KVIST_FLAG_SPILLING;
+    store->save.in_flight += for_save;
+    return KVIST_OK;
+}
+
+/* Write-behind: after each commit, when every block is admitted. */
+static void start_behind(struct kvist_store *store)
+{
+    while (store->spill_free != NULL && store->behind_head != store->behind_tail) {
+        const struct kvist_slot_name *name =
+            &store->behind_queue[store->behind_head % KVIST_SUM_QUEUE_MAX];
+        struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
+        if (pool != NULL && pool->slots[name->slot].pins == 0 &&
+            kvist_spill_wanted(pool, name->slot) &&
+            kvist_spill_start(pool, name->slot, false) == KVIST_BUSY) {
+            return;
+        }
+        store->behind_head++;
+    }
+}
+
+void kvist_spill_turn(struct kvist_store *store)
+{
+    start_sums(store);
+    if (store->tier != NULL) {
+        start_behind(store);
+    }
+}
+
+/* --- Save ------------------------------------------------------------------------------------ */
+
+static size_t count_unsaved(const struct kvist_store *store)
+{
+    size_t count = 0;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        count += store->pools[index] != NULL ? store->pools[index]->counts[KVIST_SLOT_READY] : 0;
+    }
+    return count;
+}
+
+static uint64_t list_pool(struct kvist_save *save, struct kvist_store_pool *pool, uint64_t bytes)
+{
+    for (uint32_t slot = pool->ops->hottest(pool->policy, KVIST_SLOT_NONE);
+         slot != KVIST_SLOT_NONE && bytes > 0;
+         slot = pool->ops->hottest(pool->policy, slot)) {
+        if (extent_of(pool, slot) == 0) {
+            uint64_t block_bytes = kvist_slot_block_bytes(pool, slot);
+            bytes -= block_bytes < bytes ? block_bytes : bytes;
+            save->names[save->name_count++] = kvist_slot_name_of(pool, slot);
+        }
+    }
+    return bytes;
+}
+
+enum kvist_status
+kvist_store_save(struct kvist_store *store, kvist_store_done_fn *done, void *ctx)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    if (store->tier == NULL) {
+        return KVIST_UNSUPPORTED;
+    }
+    if (store->save.running) {
+        return KVIST_BUSY;
+    }
+    struct kvist_save save = {.running = true, .done = done, .ctx = ctx};
+    save.names = malloc((count_unsaved(store) + 1) * sizeof(save.names[0]));
+    if (save.names == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    /* Hottest first, and no more than stays: later writes would push out what was saved before. */
+    uint64_t bytes = store->options.tier->bytes_max / 4 * 3;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        if (store->pools[index] != NULL) {
+            bytes = list_pool(&save, store->pools[index], bytes);
+        }
+    }
+    store->save = save;
+    return KVIST_OK;
+}
+
+static void save_ended(struct kvist_store *store, enum kvist_status status)
+{
+    struct kvist_save ended = store->save;
+    store->save = (struct kvist_save){.running = false};
+    free(ended.names);
+    ended.done(ended.ctx, status, ended.blocks, ended.bytes);
+}
+
+static void synced(void *ctx, enum kvist_status status, const struct kvist_tier_block *block)
+{
+    (void)block;
+    save_ended(ctx, status);
+}
+
+static bool tier_is_settling(const struct kvist_store *store)
+{
+    if (!store->tier_loaded) {
+        return true;
+    }
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        const struct kvist_store_pool *pool = store->pools[index];
+        if (pool != NULL && (pool->put_pending || (pool->put_wanted && pool->put_after_us == 0))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void kvist_spill_turn_save(struct kvist_store *store)
+{
+    struct kvist_save *save = &store->save;
+    if (!save->running || save->syncing) {
+        return;
+    }
+    if (store->closing) {
+        save_ended(store, KVIST_CLOSED);
+        return;
+    }
+    if (tier_is_settling(store)) {
+        return;
+    }
+    while (save->name_next < save->name_count) {
+        const struct kvist_slot_name *name = &save->names[save->name_next];
+        struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
+        if (pool != NULL && (pool->slots[name->slot].flags & KVIST_FLAG_SPILLING) == 0 &&
+            kvist_spill_wanted(pool, name->slot) &&
+            kvist_spill_start(pool, name->slot, true) == KVIST_BUSY) {
+            return;
+        }
+        save->name_next++;
+    }
+    if (save->in_flight > 0) {
+        return;
+    }
+    enum kvist_status status = kvist_tier_sync(store->tier, synced, store);
+    if (status == KVIST_OK) {
+        save->syncing = true;
+    } else if (status != KVIST_BUSY) {
+        save_ended(store, status);
+    }
+}

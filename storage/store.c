@@ -1,0 +1,302 @@
+/*
+ * store - opening, closing, one turn, figures.
+ */
+#include "proto/base/clock.h"
+#include "storage/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+#define DUTY_THREADS     2U
+#define JOBS_PER_TURN    64U
+#define CHECKSUM_MAX     8U
+#define RANDOM_ID_SHIFT  2U /* leaves room to count up */
+
+static enum kvist_status check_options(const struct kvist_store_options *options,
+                                       struct kvist_error *err)
+{
+    if (options->arena_bytes < KVIST_ARENA_BYTES_MIN) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "store",
+                               "an arena of %llu bytes is too small; at least %llu are needed",
+                               (unsigned long long)options->arena_bytes,
+                               KVIST_ARENA_BYTES_MIN);
+    }
+    if (options->checksum_threads == 0 || options->checksum_threads > CHECKSUM_MAX) {
+        return kvist_error_set(
+            err, KVIST_INVALID, 0, "store", "checksum_threads is not 1 to %u", CHECKSUM_MAX);
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status allocate(struct kvist_store *store)
+{
+    store->sum_queue = calloc(KVIST_SUM_QUEUE_MAX, sizeof(store->sum_queue[0]));
+    store->behind_queue = calloc(KVIST_SUM_QUEUE_MAX, sizeof(store->behind_queue[0]));
+    store->loads = calloc(KVIST_LOADS_MAX, sizeof(store->loads[0]));
+    store->holds = calloc(KVIST_HOLDS_MAX, sizeof(store->holds[0]));
+    if (store->sum_queue == NULL || store->behind_queue == NULL || store->loads == NULL ||
+        store->holds == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    for (uint32_t index = KVIST_LOADS_MAX; index > 0; index--) {
+        store->loads[index - 1].store = store;
+        store->loads[index - 1].next = store->load_free;
+        store->load_free = &store->loads[index - 1];
+    }
+    kvist_spill_init(store);
+    return KVIST_OK;
+}
+
+static enum kvist_status start_workers(struct kvist_store *store, struct kvist_error *err)
+{
+    enum kvist_status status = kvist_workers_create("kvist-sum",
+                                                    store->options.checksum_threads,
+                                                    true,
+                                                    KVIST_SUMS_MAX,
+                                                    &store->idle,
+                                                    err);
+    if (status == KVIST_OK) {
+        status = kvist_workers_create(
+            "kvist-spill", DUTY_THREADS, false, KVIST_SPILLS_MAX, &store->duty, err);
+    }
+    if (status == KVIST_OK) {
+        status = kvist_workers_create("kvist-populate",
+                                      DUTY_THREADS,
+                                      false,
+                                      KVIST_POOLS_MAX * KVIST_SESSION_POOLS_MAX,
+                                      &store->hands,
+                                      err);
+    }
+    return status;
+}
+
+static enum kvist_status open_tier(struct kvist_store *store, struct kvist_error *err)
+{
+    if (store->options.tier == NULL) {
+        return KVIST_OK;
+    }
+    store->tier_options = *store->options.tier;
+    store->options.tier = &store->tier_options;
+    store->tier_options.events = kvist_promote_events;
+    store->tier_options.ctx = store;
+    return kvist_tier_open(&store->tier_options, &store->tier, err);
+}
+
+enum kvist_status kvist_store_open(const struct kvist_store_options *options,
+                                   struct kvist_store **store_out,
+                                   struct kvist_error *err)
+{
+    enum kvist_status status = check_options(options, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    struct kvist_store *store = calloc(1, sizeof(*store));
+    if (store == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "store", "no memory for the store");
+    }
+    store->magic = STORE_MAGIC;
+    store->options = *options;
+    store->serial_next = 1;
+    store->now_us = kvist_clock_now_us();
+    uint64_t random = 0;
+    if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
+        status = kvist_error_set_errno(err, errno, "getrandom", "no randomness for the store");
+        goto close_store;
+    }
+    store->reservation_first = (random >> RANDOM_ID_SHIFT) + 1;
+    store->reservation_next = store->reservation_first;
+    status = allocate(store);
+    if (status != KVIST_OK) {
+        (void)kvist_error_set(err, status, 0, "store", "no memory for the store's queues");
+        goto close_store;
+    }
+    status = start_workers(store, err);
+    if (status != KVIST_OK) {
+        goto close_store;
+    }
+    status = open_tier(store, err);
+    if (status != KVIST_OK) {
+        goto close_store;
+    }
+    *store_out = store;
+    return KVIST_OK;
+
+close_store:
+    kvist_store_close(&store);
+    return status;
+}
+
+void kvist_store_close(struct kvist_store **store)
+{
+    if (*store == NULL) {
+        return;
+    }
+    struct kvist_store *old = *store;
+    KVIST_CHECK(old->magic == STORE_MAGIC);
+    old->closing = true;
+    old->stop = true;
+    kvist_workers_destroy(&old->hands);
+    kvist_workers_destroy(&old->duty);
+    kvist_workers_destroy(&old->idle);
+    kvist_spill_turn_save(old);
+    kvist_tier_close(&old->tier);
+    kvist_block_turn_clears(old);
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        kvist_store_session_close(&old->sessions[index]);
+    }
+    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
+        kvist_pool_destroy(&old->pools[index]);
+    }
+    KVIST_CHECK(old->used_bytes == 0 && old->populated_bytes == 0 && old->draining_bytes == 0);
+    free(old->holds);
+    free(old->loads);
+    free(old->behind_queue);
+    free(old->sum_queue);
+    old->magic = 0;
+    free(old);
+    *store = NULL;
+}
+
+size_t kvist_store_fds(const struct kvist_store *store, int fds_out[4])
+{
+    size_t count = 0;
+    fds_out[count++] = kvist_workers_fd(store->idle);
+    fds_out[count++] = kvist_workers_fd(store->duty);
+    fds_out[count++] = kvist_workers_fd(store->hands);
+    if (store->tier != NULL) {
+        fds_out[count++] = kvist_tier_fd(store->tier);
+    }
+    return count;
+}
+
+static void turn_pools(struct kvist_store *store)
+{
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        struct kvist_store_pool *pool = store->pools[index];
+        if (pool == NULL) {
+            continue;
+        }
+        kvist_block_order_fresh(pool);
+        kvist_pool_grow_map(pool);
+        kvist_pool_put(pool);
+        kvist_evict_turn(pool);
+        if (pool->lend_wanted) {
+            kvist_session_lend(pool);
+        }
+    }
+}
+
+static void turn_sessions(struct kvist_store *store)
+{
+    /* Another one comes first each time, so that none starves when slots are short. */
+    uint32_t first = store->session_turn++ % KVIST_SESSIONS_MAX;
+    for (uint32_t step = 0; step < KVIST_SESSIONS_MAX; step++) {
+        struct kvist_store_session *session =
+            store->sessions[(first + step) % KVIST_SESSIONS_MAX];
+        if (session != NULL) {
+            kvist_session_top_up(session);
+            kvist_session_tell_promoted(session);
+        }
+    }
+}
+
+bool kvist_store_turn(struct kvist_store *store, uint64_t now_us)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    store->now_us = now_us;
+    bool more = kvist_workers_turn(store->idle, JOBS_PER_TURN) == JOBS_PER_TURN;
+    more = kvist_workers_turn(store->duty, JOBS_PER_TURN) == JOBS_PER_TURN || more;
+    more = kvist_workers_turn(store->hands, JOBS_PER_TURN) == JOBS_PER_TURN || more;
+    if (store->tier != NULL) {
+        more = kvist_tier_turn(store->tier) || more;
+    }
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        if (store->sessions[index] != NULL) {
+            kvist_session_drain_touches(store->sessions[index]);
+        }
+    }
+    turn_pools(store);
+    kvist_evict_turn_retired(store);
+    kvist_promote_turn(store);
+    turn_sessions(store);
+    kvist_spill_turn(store);
+    kvist_spill_turn_save(store);
+    kvist_block_turn_clears(store);
+    return more;
+}
+
+/* --- Figures --------------------------------------------------------------------------------- */
+
+static void add_pool(const struct kvist_store_pool *pool, struct kvist_store_stats *stats)
+{
+    stats->pools++;
+    stats->segments += pool->segment_count;
+    stats->slots_free += pool->counts[KVIST_SLOT_FREE];
+    stats->slots_granted += pool->counts[KVIST_SLOT_GRANTED];
+    stats->slots_ready += pool->counts[KVIST_SLOT_READY];
+    stats->slots_retired += pool->counts[KVIST_SLOT_RETIRED];
+    stats->slots_loading += pool->counts[KVIST_SLOT_LOADING];
+    stats->block_bytes_ready += pool->block_bytes_ready;
+    stats->map_bytes += pool->map.bytes;
+}
+
+void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    (void)kvist_evict_count_leases(store, NULL);
+    struct kvist_store_stats stats = store->stats;
+    stats.arena_bytes = store->options.arena_bytes;
+    stats.arena_used_bytes = store->used_bytes;
+    stats.populated_bytes = store->populated_bytes;
+    stats.sessions = store->session_count;
+    stats.processes = store->process_count;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        if (store->pools[index] != NULL) {
+            add_pool(store->pools[index], &stats);
+        }
+    }
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        stats.map_bytes += store->sessions[index] != NULL ? store->sessions[index]->page.bytes : 0;
+    }
+    stats.has_tier = store->tier != NULL;
+    if (stats.has_tier) {
+        kvist_tier_stats(store->tier, &stats.tier);
+    }
+    *stats_out = stats;
+}
+
+bool kvist_store_pool_info(struct kvist_store *store,
+                           uint32_t index,
+                           struct kvist_store_pool_info *info_out)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    for (uint32_t place = 0; place < store->pool_high; place++) {
+        const struct kvist_store_pool *pool = store->pools[place];
+        if (pool == NULL || index-- > 0) {
+            continue;
+        }
+        (void)kvist_evict_count_leases(store, NULL);
+        struct kvist_store_pool_info info = {
+            .tenant = pool->about.tenant,
+            .description = pool->about.description,
+            .slot_bytes = pool->about.slot_bytes,
+            .generation = pool->about.generation,
+            .segments = pool->segment_count,
+            .sessions = pool->session_count,
+            .slots_free = pool->counts[KVIST_SLOT_FREE],
+            .slots_granted = pool->counts[KVIST_SLOT_GRANTED],
+            .slots_ready = pool->counts[KVIST_SLOT_READY],
+            .slots_leased = pool->leased_count,
+            .nvme_blocks = pool->nvme_blocks,
+            .block_bytes_ready = pool->block_bytes_ready,
+        };
+        memcpy(info.pool_id, pool->about.pool_id, sizeof(info.pool_id));
+        *info_out = info;
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,365 @@
+/*
+ * store - the blocks of a host: pools, sessions, and the life of every block.
+ *
+ * Role        owns the arena (segments), the pool maps, the session pages and the NVMe tier, and
+ *             makes every transition of architecture section 4. No sockets: the daemon calls in with
+ *             what peers asked for, and is called back with what to tell them.
+ * Life        FREE -> GRANTED [top-up] -> READY [commit] -> RETIRED [evict, clear] -> FREE
+ *             GRANTED -> FREE [return, session close, commit refused]
+ *             FREE -> LOADING [prefetch] -> READY | FREE
+ *             RETIRED -> READY when eviction finds a lease; RETIRED waits for its leases on clear
+ * Threads     the loop thread, every function and every event. Populating, checksums and tier I/O
+ *             run on workers and come back through kvist_store_turn().
+ * Ownership   fds and pointers handed out are borrowed and live as long as their object
+ * Limits      limits.h; nothing here allocates on the path of commit, return, touch and eviction
+ * Invariants  every slot is in exactly one state; FREE + GRANTED + READY + RETIRED + LOADING ==
+ *             slots of live segments; an index entry and its slot entry name each other; the arena
+ *             never exceeds arena_bytes, memory that members still map included
+ *             (kvist_store_check)
+ * Errors      INVALID: a peer asked for what cannot be (close its connection); STALE: from before a
+ *             clear; EXISTS, NOT_FOUND: normal outcomes; BUSY: a limit; NO_MEMORY, SYSTEM
+ */
+#ifndef KVIST_STORAGE_STORE_H
+#define KVIST_STORAGE_STORE_H
+
+#include "storage/tier.h"
+
+#include <kvist/error.h>
+#include <kvist/limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvist_store;
+struct kvist_store_pool;    /* all blocks of one identity */
+struct kvist_store_session; /* one engine: a page, leases, grants */
+struct kvist_store_process; /* one process of a session, that is lent fds */
+
+struct kvist_store_grant {
+    uint32_t slot;
+    uint32_t ticket;
+    uint64_t reservation;
+};
+
+/* What the daemon tells a process. The store goes on whether or not the message can be sent. */
+struct kvist_store_events {
+    /* Send this segment's fd (read-write, borrowed). */
+    void (*segment_lent)(void *ctx,
+                         struct kvist_store_process *process,
+                         uint32_t pool,
+                         uint32_t segment,
+                         uint32_t serial,
+                         int fd,
+                         uint64_t bytes);
+    /* The pool's map was replaced by this one (read-only fd, borrowed). */
+    void (*map_replaced)(
+        void *ctx, struct kvist_store_process *process, uint32_t pool, int fd, uint64_t bytes);
+    /* Slots to fill, to the session's scheduler process. */
+    void (*granted)(void *ctx,
+                    struct kvist_store_process *process,
+                    uint32_t pool,
+                    const struct kvist_store_grant *grants,
+                    size_t count);
+    /* Unmap this segment and answer with kvist_store_segment_unmapped(). */
+    void (*revoked)(void *ctx,
+                    struct kvist_store_process *process,
+                    uint32_t pool,
+                    uint32_t segment,
+                    uint32_t serial);
+    /* So many promotions that the session asked for have ended. */
+    void (*promoted)(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count);
+};
+
+enum kvist_admission {
+    KVIST_ADMIT_EVICTED, /* spill what is evicted from DRAM, and what is hot at a save */
+    KVIST_ADMIT_ALL,     /* write every block behind its commit */
+};
+
+struct kvist_store_options {
+    uint64_t arena_bytes;      /* at least KVIST_ARENA_BYTES_MIN */
+    bool huge_pages;           /* ask for them */
+    uint32_t checksum_threads; /* at idle priority; 1..8 */
+    uint64_t hold_us;          /* how long a promoted block waits for its session's lease */
+    uint64_t fill_max_us;      /* a grant of a stopped session older than this is not waited for
+                                  when another session commits the same key */
+    enum kvist_admission admission;
+    const struct kvist_tier_options *tier; /* path, sizes, threads; events are the store's own.
+                                              NULL: no NVMe */
+    struct kvist_store_events events;
+    void *ctx;
+};
+
+/* Counters and gauges, a plain copy; daemon/metrics.def says what each means. */
+struct kvist_store_stats {
+    uint64_t arena_bytes;
+    uint64_t arena_used_bytes;      /* segments that exist, also those being revoked */
+    uint64_t populated_bytes;
+    uint64_t pools;
+    uint64_t sessions;
+    uint64_t processes;
+    uint64_t segments;
+    uint64_t slots_free;
+    uint64_t slots_granted;
+    uint64_t slots_ready;
+    uint64_t slots_retired;
+    uint64_t slots_loading;
+    uint64_t block_bytes_ready;
+    uint64_t leased_slots;          /* as of the last scan */
+    uint64_t leased_bytes;
+    uint64_t map_bytes;             /* pool maps and session pages, resident or not */
+    uint64_t commits_total;
+    uint64_t commit_bytes_total;
+    uint64_t commits_duplicate_total; /* the key was there */
+    uint64_t commits_unmarked_total;  /* a rank had not filled its part */
+    uint64_t commits_stale_total;     /* from before a clear */
+    uint64_t commits_refused_total;   /* no such grant: a buggy or hostile peer */
+    uint64_t returns_total;
+    uint64_t grants_total;
+    uint64_t evictions_total;
+    uint64_t evictions_leased_total;  /* found leased and kept */
+    uint64_t touches_total;
+    uint64_t spills_total;
+    uint64_t spill_bytes_total;
+    uint64_t spill_failures_total;
+    uint64_t spill_skipped_total;     /* the tier was busy */
+    uint64_t promotes_total;
+    uint64_t promote_bytes_total;
+    uint64_t promote_failures_total;
+    uint64_t promote_refused_total;   /* beyond the session's share of DRAM, or no room */
+    uint64_t checksums_total;
+    uint64_t checksum_mismatch_total; /* DRAM bytes changed after commit, found on a crossing */
+    uint64_t clears_total;
+    uint64_t revokes_total;
+    uint64_t index_full_total;
+    uint64_t populate_failures_total; /* a segment got no memory; tried again after a second */
+    bool has_tier;
+    struct kvist_tier_stats tier;
+};
+
+/**
+ * Open a store: starts workers, opens the tier, whose pools and blocks come in while it serves.
+ *
+ * @return OK; INVALID: an option is out of range; NO_MEMORY; what kvist_tier_open() answers
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_open(const struct kvist_store_options *options,
+                                                  struct kvist_store **store_out,
+                                                  struct kvist_error *err);
+
+/** Close; sessions and pools go with it. Does not save: see kvist_store_save(). NULL is fine. */
+void kvist_store_close(struct kvist_store **store);
+
+/** Pollable fds: call kvist_store_turn() when one is readable. @return count, at most 4 */
+size_t kvist_store_fds(const struct kvist_store *store, int fds_out[4]);
+
+/**
+ * Bounded work: mailboxes, touches, grant top-ups, populating ahead, write-behind, retired slots.
+ * To be called when an fd is readable, after a batch of commits or returns, and every 20 ms.
+ *
+ * @return true: call again without waiting
+ */
+bool kvist_store_turn(struct kvist_store *store, uint64_t now_us);
+
+/* --- Sessions -------------------------------------------------------------------------------- */
+
+/**
+ * Make a session with its page.
+ *
+ * @return OK; EXISTS: the id is in use; BUSY: KVIST_SESSIONS_MAX; INVALID: rank_count
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_session_open(struct kvist_store *store,
+                                                          const uint8_t session_id[16],
+                                                          uint32_t rank_count,
+                                                          struct kvist_store_session **session_out,
+                                                          struct kvist_error *err);
+
+/** Take back leases, grants and holds. Only when every process of the session has ended. */
+void kvist_store_session_close(struct kvist_store_session **session);
+
+/** The page's memfd, to be sent read-write. Borrowed. */
+int kvist_store_session_page_fd(const struct kvist_store_session *session);
+uint64_t kvist_store_session_page_bytes(const struct kvist_store_session *session);
+
+/**
+ * Add a process to a session.
+ *
+ * @param rank       below rank_count; ignored when !maps_segments
+ * @param schedules  it gets the grants: one a session
+ * @param maps_segments  it is lent segments: one a rank
+ * @param ctx        the daemon's, see kvist_store_process_ctx()
+ * @return OK; EXISTS: that place is taken by a process that lives; BUSY; INVALID
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_process_open(struct kvist_store_session *session,
+                                                          bool schedules,
+                                                          bool maps_segments,
+                                                          uint32_t rank,
+                                                          void *ctx,
+                                                          struct kvist_store_process **process_out,
+                                                          struct kvist_error *err);
+
+/** The process has ended: its mappings are gone. */
+void kvist_store_process_close(struct kvist_store_process **process);
+
+/**
+ * The process lost its connection but lives (ctx NULL), or has a new one: what it is lent is sent
+ * again by attaching. Its leases, grants and mappings stay as they are.
+ */
+void kvist_store_process_set_ctx(struct kvist_store_process *process, void *ctx);
+void *kvist_store_process_ctx(const struct kvist_store_process *process);
+
+/* --- Pools ----------------------------------------------------------------------------------- */
+
+/**
+ * Find or make a pool.
+ *
+ * @param pool  its generation is ignored
+ * @return OK; INVALID: slot_bytes out of range or not that of the existing pool; BUSY:
+ *         KVIST_POOLS_MAX pools, none of them idle and empty; NO_SPACE: the arena holds fewer than
+ *         KVIST_SEGMENT_SLOTS_MIN slots of that size
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_pool_open(struct kvist_store *store,
+                                                       const struct kvist_tier_pool *pool,
+                                                       struct kvist_store_pool **pool_out,
+                                                       struct kvist_error *err);
+
+/**
+ * Attach a process to a pool: the first of a session gives the pool its ordinal there. Segments
+ * are lent at once through events (in a later turn), grants follow when all ranks have mapped.
+ *
+ * @param read_only  no grants for the session's sake
+ * @param ordinal_out  equal for all processes of the session
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_attach(struct kvist_store_process *process,
+                                                    struct kvist_store_pool *pool,
+                                                    bool read_only,
+                                                    uint32_t *ordinal_out,
+                                                    struct kvist_error *err);
+
+/** The pool's current map, to be sent: read-only, borrowed. */
+int kvist_store_pool_map_fd(const struct kvist_store_pool *pool);
+uint64_t kvist_store_pool_map_bytes(const struct kvist_store_pool *pool);
+const uint8_t *kvist_store_pool_id(const struct kvist_store_pool *pool);
+const char *kvist_store_pool_tenant(const struct kvist_store_pool *pool);
+uint64_t kvist_store_pool_slot_bytes(const struct kvist_store_pool *pool);
+uint32_t kvist_store_pool_slots_per_segment(const struct kvist_store_pool *pool);
+/** NULL when no pool has that id. */
+struct kvist_store_pool *kvist_store_pool_lookup(struct kvist_store *store,
+                                                 const uint8_t pool_id[KVIST_KEY_BYTES]);
+
+/* --- What sessions ask for ------------------------------------------------------------------- */
+
+struct kvist_store_commit {
+    uint32_t slot;
+    uint32_t ticket;
+    uint64_t reservation;
+    uint8_t key[KVIST_KEY_BYTES];
+    uint64_t parent_tag;
+    uint64_t block_bytes;
+};
+
+/**
+ * Publish a filled slot. Idempotent: a commit that was done already is OK.
+ *
+ * @return OK; EXISTS: the key is there, the slot is free again; STALE: cleared since; NOT_FOUND: a
+ *         mark is missing, the slot is free again; INVALID: no such grant of this session, or sizes
+ *         beyond limits: nothing was changed
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_commit(struct kvist_store_session *session,
+                                                    uint32_t pool,
+                                                    const struct kvist_store_commit *commit);
+
+/** Give a granted slot back unfilled. INVALID: no such grant. */
+KVIST_MUST_USE enum kvist_status kvist_store_return(struct kvist_store_session *session,
+                                                    uint32_t pool,
+                                                    uint32_t slot,
+                                                    uint32_t ticket,
+                                                    uint64_t reservation);
+
+/** Promote blocks that are on NVMe alone; what is not there, or is no longer, is skipped. */
+KVIST_MUST_USE enum kvist_status kvist_store_prefetch(struct kvist_store_session *session,
+                                                      uint32_t pool,
+                                                      const uint8_t (*keys)[KVIST_KEY_BYTES],
+                                                      size_t key_count);
+
+/** A rank says that it has mapped a segment: grants in it may now follow. */
+void kvist_store_segment_mapped(struct kvist_store_process *process,
+                                uint32_t pool,
+                                uint32_t segment,
+                                uint32_t serial);
+
+/** The answer to `revoked`. Ignored when it does not fit. */
+void kvist_store_segment_unmapped(struct kvist_store_process *process,
+                                  uint32_t pool,
+                                  uint32_t segment,
+                                  uint32_t serial);
+
+/* --- For operators --------------------------------------------------------------------------- */
+
+typedef void kvist_store_done_fn(void *ctx,
+                                 enum kvist_status status,
+                                 uint64_t blocks,
+                                 uint64_t bytes);
+
+/**
+ * Drop every block of a pool, in both tiers; earlier grants and promotions can no longer commit.
+ * done is called when it is durable, in a later turn.
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_clear(struct kvist_store *store,
+                                                   struct kvist_store_pool *pool,
+                                                   kvist_store_done_fn *done,
+                                                   void *ctx);
+
+/** Write what is in DRAM alone to NVMe, most recently used first, and sync. UNSUPPORTED: no tier. */
+KVIST_MUST_USE enum kvist_status
+kvist_store_save(struct kvist_store *store, kvist_store_done_fn *done, void *ctx);
+
+void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out);
+
+struct kvist_store_pool_info {
+    uint8_t pool_id[KVIST_KEY_BYTES];
+    const char *tenant;      /* borrowed */
+    const char *description; /* borrowed */
+    uint64_t slot_bytes;
+    uint64_t generation;
+    uint32_t segments;
+    uint32_t sessions;
+    uint64_t slots_free;
+    uint64_t slots_granted;
+    uint64_t slots_ready;
+    uint64_t slots_leased;
+    uint64_t nvme_blocks;
+    uint64_t block_bytes_ready;
+};
+
+/** @param index  0, 1, …; @return false past the last pool */
+bool kvist_store_pool_info(struct kvist_store *store,
+                           uint32_t index,
+                           struct kvist_store_pool_info *info_out);
+
+struct kvist_store_session_info {
+    uint64_t slots_leased;
+    uint64_t slots_granted;
+};
+
+void kvist_store_session_info(struct kvist_store_session *session,
+                              struct kvist_store_session_info *info_out);
+
+struct kvist_store_block_info {
+    bool in_dram;
+    bool on_nvme;
+    bool checksummed;
+    bool leased;
+    uint64_t block_bytes; /* 0 when on NVMe alone */
+    uint64_t generation;
+    uint64_t parent_tag;
+    uint64_t checksum;
+};
+
+/** NOT_FOUND when the pool does not hold the key. */
+KVIST_MUST_USE enum kvist_status kvist_store_inspect(struct kvist_store_pool *pool,
+                                                     const uint8_t key[KVIST_KEY_BYTES],
+                                                     struct kvist_store_block_info *info_out);
+
+/** Verify all invariants; O(slots + index). @return the first broken one, or NULL */
+const char *kvist_store_check(struct kvist_store *store);
+
+#endif
