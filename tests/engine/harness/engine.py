@@ -166,10 +166,16 @@ class Engine(Child):
         return self.receive(limit_s)
 
     def generate(
-        self, prompts: list[list[int]], max_tokens: int = 16, serial: bool = True
+        self,
+        prompts: list[list[int]],
+        max_tokens: int = 16,
+        serial: bool = True,
+        ignore_eos: bool = True,
     ) -> list[Result]:
         """Run the prompts, one after the other or all at once."""
-        reply = self.command("generate", prompts=prompts, max_tokens=max_tokens, serial=serial)
+        reply = self.command(
+            "generate", prompts=prompts, max_tokens=max_tokens, serial=serial, ignore_eos=ignore_eos
+        )
         return [Result(**r) for r in reply["results"]]
 
     def abort(self, prompt: list[int], steps: int, max_tokens: int = 16) -> dict:

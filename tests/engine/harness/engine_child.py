@@ -26,17 +26,15 @@ class Child:
         self.core = getattr(self.engine.engine_core, "engine_core", None)
         self.request_count = 0
 
-    def params(self, max_tokens: int):
+    def add(self, tokens: list[int], max_tokens: int, ignore_eos: bool = True) -> str:
         from vllm import SamplingParams
 
-        return SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos, detokenize=False
         )
-
-    def add(self, tokens: list[int], max_tokens: int) -> str:
         self.request_count += 1
         name = f"r{self.request_count}"
-        self.engine.add_request(name, {"prompt_token_ids": tokens}, self.params(max_tokens))
+        self.engine.add_request(name, {"prompt_token_ids": tokens}, params)
         return name
 
     def step(self, running: dict[str, dict]) -> None:
@@ -62,33 +60,51 @@ class Child:
             if time.monotonic() > limit:
                 raise RuntimeError("the engine never idles: a store or load was not reported")
 
-    def generate(self, prompts: list[list[int]], max_tokens: int, serial: bool) -> dict:
+    def start(self, prompts: list[list[int]], max_tokens: int, ignore_eos: bool) -> dict[str, dict]:
+        running = {}
+        for tokens in prompts:
+            start = time.perf_counter()
+            name = self.add(tokens, max_tokens, ignore_eos)
+            running[name] = {
+                "start": start, "ttft": None, "tokens": [], "cached": 0, "finished": False
+            }
+        return running
+
+    def finish(self, running: dict[str, dict]) -> list[dict]:
+        """Step until all are done; their results in the order in which they were started."""
+        while self.engine.has_unfinished_requests():
+            self.step(running)
+        for state in running.values():
+            del state["start"]
+        return list(running.values())
+
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int, serial: bool, ignore_eos: bool
+    ) -> dict:
         start = time.perf_counter()
-        groups = [[p] for p in prompts] if serial else [prompts]
         results = []
-        for group in groups:
-            running: dict[str, dict] = {}
-            order = []
-            for tokens in group:
-                name = self.add(tokens, max_tokens)
-                order.append(name)
-                running[name] = {
-                    "start": time.perf_counter(), "ttft": None, "tokens": [], "cached": 0,
-                    "finished": False,
-                }
-            while self.engine.has_unfinished_requests():
-                self.step(running)
-            results += [running[name] for name in order]
+        for group in [[p] for p in prompts] if serial else [prompts]:
+            results += self.finish(self.start(group, max_tokens, ignore_eos))
         wall_s = time.perf_counter() - start
         self.until_idle()
-        for result in results:
-            del result["start"]
         return {"results": results, "wall_s": wall_s}
+
+    def generate_with_reset(
+        self, prompts: list[list[int]], max_tokens: int, steps: int, external: bool
+    ) -> dict:
+        """Reset the prefix cache, running requests included, after so many steps."""
+        running = self.start(prompts, max_tokens, True)
+        for _ in range(steps):
+            self.step(running)
+        done = self.llm.reset_prefix_cache(reset_running_requests=True, reset_connector=external)
+        results = self.finish(running)
+        self.until_idle()
+        return {"results": results, "done": bool(done)}
 
     def abort(self, tokens: list[int], max_tokens: int, steps: int) -> dict:
         """Add a request, step the engine, abort the request, let the engine go idle."""
-        name = self.add(tokens, max_tokens)
-        running = {name: {"start": 0.0, "ttft": None, "tokens": [], "cached": 0, "finished": False}}
+        running = self.start([tokens], max_tokens, True)
+        name = next(iter(running))
         for _ in range(steps):
             if not self.engine.has_unfinished_requests():
                 break

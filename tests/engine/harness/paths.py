@@ -1,6 +1,7 @@
 """Where things are: the cache, the engine environment, the models, kvistd, the Python package."""
 import functools
 import hashlib
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -57,17 +58,20 @@ def fingerprint(model_dir: str) -> str:
 
 @functools.cache
 def build_file(variable: str, relative: str) -> str:
-    """A built program: from the environment variable, else from a build directory."""
+    """A built program: from its own variable, from the build directory KVIST_BUILD, else found."""
     if variable in os.environ:
-        path = pathlib.Path(os.environ[variable])
-        if not os.access(path, os.X_OK):
-            raise Missing(f"{variable}={path} is not a program: build it or unset the variable")
-        return str(path)
-    for build in BUILD_DIRS:
-        path = ROOT / build / relative
+        candidates = [pathlib.Path(os.environ[variable])]
+    elif "KVIST_BUILD" in os.environ:
+        candidates = [pathlib.Path(os.environ["KVIST_BUILD"]) / relative]
+    else:
+        candidates = [ROOT / build / relative for build in BUILD_DIRS]
+    for path in candidates:
         if os.access(path, os.X_OK):
-            return str(path)
-    raise Missing(f"{relative} is not built: cmake --workflow --preset release, or set {variable}")
+            return str(path.resolve())
+    raise Missing(
+        f"{candidates[0]} is not there: cmake --preset release && cmake --build --preset release, "
+        f"or set {variable} or KVIST_BUILD"
+    )
 
 
 def kvistd() -> str:
@@ -83,6 +87,9 @@ def python_site() -> str:
     """A directory that holds the installed Python package kvist, for PYTHONPATH."""
     if "KVIST_PYTHON_SITE" in os.environ:
         return os.environ["KVIST_PYTHON_SITE"]
+    found = importlib.util.find_spec("kvist")
+    if found is not None and found.origin is not None:
+        return str(pathlib.Path(found.origin).parents[1])
     site = cache_dir() / "site" / hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
     _engine_env("--kvist", str(site))
     return str(site)

@@ -55,13 +55,20 @@ class Child:
         assert self.process is not None
         return self.process.pid
 
+    def _code(self) -> int | None:
+        """How it ended, without reaping it: its process group stays ours until end()."""
+        what = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if what is None:
+            return None
+        return what.si_status if what.si_code == os.CLD_EXITED else -what.si_status
+
     def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        return self.process is not None and self._code() is None
 
     def fail(self, what: str) -> Failed:
-        state = "never started"
+        state = "not started"
         if self.process is not None:
-            code = self.process.poll()
+            code = self._code()
             state = "running" if code is None else f"ended with {code}"
         return Failed(f"{self.name}: {what} ({state}); its log {self.log} ends:\n{tail(self.log)}")
 
@@ -79,11 +86,12 @@ class Child:
                 pass
 
     def wait_end(self, limit_s: float) -> int:
-        assert self.process is not None
+        """Its exit status, or minus the signal that ended it."""
         ready, _, _ = select.select([self.pidfd], [], [], limit_s)
         if not ready:
             raise self.fail(f"did not end within {limit_s} s")
-        code = self.process.wait()
+        code = self._code()
+        assert code is not None
         return code
 
     def end(self) -> None:
