@@ -392,7 +392,7 @@ enum kvist_status kvist_connection_pidfd(const struct kvist_connection *connecti
     socklen_t length = sizeof(fd);
     bool by_socket = !kvist_fault_point("peer.pidfd") &&
                      getsockopt(connection->fd, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0;
-    if (!by_socket && connection->pid > 0 && !kvist_fault_point("peer.pidfd_open")) {
+    if (!by_socket && connection->pid > 0 && !kvist_fault_point("peer.pidfd")) {
         fd = (int)syscall(SYS_pidfd_open, connection->pid, 0);
         struct pollfd hung = {.fd = connection->fd, .events = 0};
         /* The pid is the peer's only as long as somebody holds the socket's other end. */
