@@ -119,6 +119,11 @@ static void turn(struct kvist_rig *rig, int wait_ms)
     }
 }
 
+void kvist_rig_turn(struct kvist_rig *rig)
+{
+    turn(rig, 100);
+}
+
 bool kvist_rig_turn_until(struct kvist_rig *rig, const bool *flag)
 {
     uint64_t start_us = kvist_clock_now_us();

@@ -48,6 +48,9 @@ void kvist_rig_start(struct kvist_rig *rig);
 /** Turn until *flag, at most 20 s. False: it did not come. */
 bool kvist_rig_turn_until(struct kvist_rig *rig, const bool *flag);
 
+/** Wait up to 100 ms for something to do, and do it. */
+void kvist_rig_turn(struct kvist_rig *rig);
+
 /** Turn for a while: what the tier does by itself. */
 void kvist_rig_turn_for(struct kvist_rig *rig, uint64_t us);
 
