@@ -1,0 +1,143 @@
+/* kvist clear, save: what kvistd is told to do. */
+#include "client/tool/tool.h"
+#include "proto/key/key.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#define LONG_TIMEOUT_US 600000000U /* of what waits for a disk, unless --timeout says otherwise */
+
+static uint64_t long_timeout(const struct kvist_tool *tool)
+{
+    return tool->timeout_us > LONG_TIMEOUT_US ? tool->timeout_us : LONG_TIMEOUT_US;
+}
+
+/* --- clear -------------------------------------------------------------------------------------
+ */
+
+static bool confirm(const char *what)
+{
+    char answer[16] = "";
+    (void)fprintf(stderr, "Drop all blocks of %s, in memory and on NVMe? Type yes: ", what);
+    return fgets(answer, sizeof(answer), stdin) != NULL && strcmp(answer, "yes\n") == 0;
+}
+
+static int send_clear(struct kvist_tool *tool, Kvist__Wire__Clear *clear)
+{
+    int exit_code = KVIST_EXIT_FAILED;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_CLEAR;
+    envelope.clear = clear;
+    struct kvist_request *request = kvist_tool_connect(tool, &exit_code);
+    Kvist__Wire__Envelope *reply = NULL;
+    if (request != NULL) {
+        reply = kvist_tool_ask(tool,
+                               request,
+                               &envelope,
+                               KVIST__WIRE__ENVELOPE__BODY_CLEAR_REPLY,
+                               long_timeout(tool),
+                               &exit_code);
+    }
+    if (reply != NULL && tool->json) {
+        struct kvist_json json;
+        kvist_json_init(&json, stdout);
+        kvist_json_object(&json, NULL);
+        kvist_json_number(&json, "blocks", reply->clear_reply->blocks);
+        kvist_json_close(&json);
+    } else if (reply != NULL) {
+        (void)printf("%llu blocks dropped\n", (unsigned long long)reply->clear_reply->blocks);
+    }
+    exit_code = reply != NULL ? KVIST_EXIT_OK : exit_code;
+    kvist_message_free(&reply);
+    kvist_request_close(&request);
+    return exit_code;
+}
+
+int kvist_tool_clear(struct kvist_tool *tool,
+                     const struct kvist_tool_command *command,
+                     int argc,
+                     char **argv)
+{
+    const char *pool = NULL;
+    const char *all = NULL;
+    const char *yes = NULL;
+    const struct kvist_tool_option options[] = {
+        {"pool ID", true, "one pool, as `kvist pools` names it", &pool},
+        {"all", false, "every pool", &all},
+        {"yes", false, "do not ask", &yes},
+    };
+    uint8_t id[KVIST_KEY_BYTES];
+    int exit_code = kvist_tool_parse(tool, command, argc, argv, options, 3, 0);
+    if (exit_code >= 0) {
+        return exit_code;
+    }
+    if ((pool != NULL) == (all != NULL)) {
+        return kvist_tool_usage(command, "say what to clear: --pool ID or --all");
+    }
+    if (pool != NULL && kvist_key_parse(pool, id) != KVIST_OK) {
+        return kvist_tool_usage(command, "\"%s\" is no pool; see kvist pools", pool);
+    }
+    if (yes == NULL && !isatty(STDIN_FILENO)) {
+        return kvist_tool_usage(command, "say --yes: there is no terminal to ask on");
+    }
+    if (yes == NULL && !confirm(pool != NULL ? "that pool" : "every pool")) {
+        (void)fputs("kvist: nothing was cleared\n", stderr);
+        return KVIST_EXIT_FAILED;
+    }
+    Kvist__Wire__Clear clear;
+    kvist__wire__clear__init(&clear);
+    clear.scope =
+        pool != NULL ? KVIST__WIRE__CLEAR__SCOPE__SCOPE_POOL : KVIST__WIRE__CLEAR__SCOPE__SCOPE_ALL;
+    clear.pool_id.data = pool != NULL ? id : NULL;
+    clear.pool_id.len = pool != NULL ? sizeof(id) : 0;
+    return send_clear(tool, &clear);
+}
+
+/* --- save --------------------------------------------------------------------------------------
+ */
+
+int kvist_tool_save(struct kvist_tool *tool,
+                    const struct kvist_tool_command *command,
+                    int argc,
+                    char **argv)
+{
+    int exit_code = kvist_tool_parse(tool, command, argc, argv, NULL, 0, 0);
+    if (exit_code >= 0) {
+        return exit_code;
+    }
+    Kvist__Wire__Admin admin;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__admin__init(&admin);
+    kvist__wire__envelope__init(&envelope);
+    admin.action = KVIST__WIRE__ADMIN__ACTION__ACTION_SAVE;
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN;
+    envelope.admin = &admin;
+    struct kvist_request *request = kvist_tool_connect(tool, &exit_code);
+    Kvist__Wire__Envelope *reply = NULL;
+    if (request != NULL) {
+        reply = kvist_tool_ask(tool,
+                               request,
+                               &envelope,
+                               KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY,
+                               long_timeout(tool),
+                               &exit_code);
+    }
+    if (reply != NULL && tool->json) {
+        struct kvist_json json;
+        kvist_json_init(&json, stdout);
+        kvist_json_object(&json, NULL);
+        kvist_json_number(&json, "blocks", reply->admin_reply->blocks);
+        kvist_json_number(&json, "bytes", reply->admin_reply->bytes);
+        kvist_json_close(&json);
+    } else if (reply != NULL) {
+        char size[32];
+        (void)printf("%llu blocks written to NVMe (%s)\n",
+                     (unsigned long long)reply->admin_reply->blocks,
+                     kvist_tool_size(reply->admin_reply->bytes, size));
+    }
+    exit_code = reply != NULL ? KVIST_EXIT_OK : exit_code;
+    kvist_message_free(&reply);
+    kvist_request_close(&request);
+    return exit_code;
+}
