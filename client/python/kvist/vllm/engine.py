@@ -141,7 +141,13 @@ def _group(group: Any, kv_cache_config: Any, blocks_per_chunk: int) -> Group:
             f"kvist: this model keeps its state as {type(layer).__name__}, which kvist cannot "
             "store yet. Run it without kvist."
         )
-    kind = [type(layer).__name__, layer]
+    # Only what every representation of the group has; sizes are in the engine's fields.
+    kind = [
+        type(layer).__name__,
+        layer.block_size,
+        layer.dtype,
+        getattr(layer, "sliding_window", None),
+    ]
     return Group(
         group_id=group.group_id,
         sparse=isinstance(layer, SlidingWindowSpec),

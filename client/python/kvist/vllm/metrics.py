@@ -16,8 +16,8 @@ from vllm.v1.kv_offload.base import (
 PREFIX = "vllm:kvist_"
 
 COUNTERS = {
-    "hit_blocks": "Blocks found in kvist and leased for a request.",
-    "promoted_blocks": "Blocks of these that were brought from NVMe for a request.",
+    "hit_blocks": "Blocks found in kvist that a request was given.",
+    "promoted_blocks": "Blocks of these that were brought from NVMe for it.",
     "loaded_blocks": "Blocks copied from kvist into the engine.",
     "stored_blocks": "Blocks copied into kvist and committed.",
     "skipped_store_blocks": "Blocks not stored: no free slot was granted, or the daemon was away.",
