@@ -109,6 +109,7 @@ enum kvist_status kvist_store_commit(struct kvist_store_session *session,
     }
     enum kvist_status status = publish(session, pool, commit);
     kvist_session_free_ticket(session, commit->ticket);
+    session->attachments[ordinal].rests_until_us = 0;
     if (status != KVIST_OK) {
         kvist_slot_drop(pool, commit->slot);
         return status;
@@ -152,6 +153,7 @@ enum kvist_status kvist_store_return(struct kvist_store_session *session,
     }
     kvist_session_free_ticket(session, ticket);
     kvist_slot_drop(pool, slot);
+    kvist_session_rest(session, ordinal);
     session->store->stats.returns_total++;
     return KVIST_OK;
 }

@@ -166,24 +166,29 @@ uint32_t kvist_evict_blocks(struct kvist_store_pool *pool, uint32_t want)
 {
     struct kvist_store *store = pool->store;
     want = want < KVIST_VICTIMS_MAX ? want : KVIST_VICTIMS_MAX;
-    uint32_t critical = kvist_evict_critical(pool);
-    uint32_t unspilled = pool->usable_free < critical ? critical - pool->usable_free : 0;
+    bool starved = pool->starved_since_us != 0 &&
+                   store->now_us - pool->starved_since_us > KVIST_SPILL_PATIENCE_US;
+    uint32_t unspilled = starved ? kvist_evict_low(pool) : 0;
     bool spill_full = false;
     uint32_t count = 0;
+    uint32_t pending = 0; /* blocks on their way to NVMe will be free soon: hotter ones stay */
     uint32_t slot = pool->ops->victim(pool->policy, KVIST_SLOT_NONE);
     for (uint32_t looked = 0;
-         slot != KVIST_SLOT_NONE && count < want && looked < want * LOOKED_FACTOR;
+         slot != KVIST_SLOT_NONE && count + pending < want && looked < want * LOOKED_FACTOR;
          looked++, slot = pool->ops->victim(pool->policy, slot)) {
+        pending += (pool->slots[slot].flags & KVIST_FLAG_SPILLING) != 0;
         if (!is_movable(pool, slot) ||
             kvist_slot_segment(pool, slot)->life != KVIST_LIFE_LIVE) {
             continue;
         }
         if (kvist_spill_wanted(pool, slot)) {
             spill_full = spill_full || kvist_spill_start(pool, slot, false) != KVIST_OK;
-            if (pool->slots[slot].pins > 0 || !spill_full || unspilled == 0) {
-                continue; /* on its way, or it can wait */
+            if (!spill_full || unspilled == 0) {
+                pending++;
+                continue;
             }
             unspilled--;
+            pool->starved_since_us = store->now_us;
             store->stats.spill_skipped_total++;
         }
         store->victims[count++] = slot;
@@ -388,12 +393,18 @@ void kvist_evict_turn(struct kvist_store_pool *pool)
     uint32_t low = kvist_evict_low(pool);
     uint32_t count = kvist_evict_slot_count(pool);
     if (pool->populating_count > 0 || (pool->usable_free >= low && count > 0)) {
+        pool->starved_since_us = 0;
         return;
     }
     pool->hungry = pool->segment_count < pool->segment_max;
     bool coming = take_from_others(pool);
-    if (coming && pool->usable_free >= kvist_evict_critical(pool)) {
-        return;
+    if (pool->usable_free >= kvist_evict_critical(pool)) {
+        pool->starved_since_us = 0;
+        if (coming) {
+            return;
+        }
+    } else if (pool->starved_since_us == 0) {
+        pool->starved_since_us = pool->store->now_us;
     }
     uint32_t batch = count / 16 < 1024 ? count / 16 + 1 : 1024;
     if (pool->counts[KVIST_SLOT_READY] > 0) {

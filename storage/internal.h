@@ -46,6 +46,7 @@
 #define KVIST_GRANT_FLOOR       4U
 #define KVIST_LOAD_WAIT_US      1000000U /* after which a promotion without a slot is refused */
 #define KVIST_RETIRED_SCAN_US   20000U
+#define KVIST_SPILL_PATIENCE_US 50000U /* NVMe is waited for so long before blocks are dropped */
 #define KVIST_DRAIN_GIVE_UP_US  1000000U
 #define KVIST_POPULATE_RETRY_US 1000000U
 #define KVIST_SESSION_NONE      UINT16_MAX
@@ -123,6 +124,7 @@ struct kvist_store_pool {
     uint32_t writer_count; /* attachments that want grants */
     uint32_t retired_head;
     uint64_t last_used_us; /* when its last session left */
+    uint64_t starved_since_us; /* fewer slots free than critical since then; 0: not so */
     uint64_t populate_after_us;
     uint64_t grow_after_us;
     uint32_t fresh[KVIST_FRESH_MAX]; /* committed since the last turn */
@@ -146,6 +148,7 @@ struct kvist_attachment {
     uint32_t granted_count;
     uint32_t target; /* of grants outstanding */
     uint64_t topped_up_us;
+    uint64_t rests_until_us; /* it gave slots back: no more for a while, unless it commits */
     uint32_t segment_hint;
     uint32_t waiting_count;  /* promotions queued or in flight, and holds */
     uint32_t promoted_count; /* ended, and not told yet */
@@ -398,6 +401,10 @@ KVIST_MUST_USE enum kvist_status kvist_pool_create(struct kvist_store *store,
 void kvist_pool_destroy(struct kvist_store_pool **pool);
 /* Move to a larger map when it is time; members are told in this or the next turn. */
 void kvist_pool_grow_map(struct kvist_store_pool *pool);
+/* What is in DRAM stays valid in the new generation. */
+void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation);
+/* Whether the tier will be able to take its blocks soon, and cannot yet. */
+bool kvist_pool_is_settling(const struct kvist_store_pool *pool);
 /* Hand the tier what it is to remember, when it can take it. */
 void kvist_pool_put(struct kvist_store_pool *pool);
 
@@ -408,6 +415,8 @@ uint32_t kvist_session_take_slot(struct kvist_store_session *session,
                                  uint32_t ordinal,
                                  enum kvist_slot_state state);
 void kvist_session_free_ticket(struct kvist_store_session *session, uint32_t ticket);
+/* It gave slots back: they are not replaced at once. */
+void kvist_session_rest(struct kvist_store_session *session, uint32_t ordinal);
 void kvist_session_drain_touches(struct kvist_store_session *session);
 void kvist_session_top_up(struct kvist_store_session *session);
 void kvist_session_tell_promoted(struct kvist_store_session *session);

@@ -272,6 +272,24 @@ static void put_done(void *ctx, enum kvist_status status, const struct kvist_tie
     kvist_block_pool_durable(pool, status);
 }
 
+void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation)
+{
+    pool->about.generation = generation;
+    atomic_store_explicit(&pool->map.header->generation, generation, memory_order_release);
+    for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
+        if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_FREE) {
+            atomic_store_explicit(
+                &pool->map.slots[slot].pool_generation, generation, memory_order_relaxed);
+        }
+    }
+}
+
+bool kvist_pool_is_settling(const struct kvist_store_pool *pool)
+{
+    return !pool->tier_knows && pool->put_after_us == 0 &&
+           (pool->put_pending || pool->put_wanted);
+}
+
 void kvist_pool_put(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
@@ -284,6 +302,9 @@ void kvist_pool_put(struct kvist_store_pool *pool)
     if (status == KVIST_OK) {
         pool->put_pending = true;
         pool->put_wanted = false;
+    } else if (status == KVIST_STALE) {
+        /* The tier knows a later generation, of a pool that was dropped here since: overtake it. */
+        kvist_pool_set_generation(pool, pool->about.generation * 2 + 1);
     } else if (status != KVIST_BUSY) {
         pool->put_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
         kvist_block_pool_durable(pool, status);

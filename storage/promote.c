@@ -355,18 +355,6 @@ enum kvist_status kvist_store_prefetch(struct kvist_store_session *session,
 
 /* --- What the tier tells --------------------------------------------------------------------- */
 
-static void set_generation(struct kvist_store_pool *pool, uint64_t generation)
-{
-    pool->about.generation = generation;
-    atomic_store_explicit(&pool->map.header->generation, generation, memory_order_release);
-    for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
-        if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_FREE) {
-            atomic_store_explicit(
-                &pool->map.slots[slot].pool_generation, generation, memory_order_relaxed);
-        }
-    }
-}
-
 static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
 {
     struct kvist_store *store = ctx;
@@ -382,11 +370,11 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
         return; /* what was opened counts; remembering it drops the blocks of the other shape */
     }
     if (pool->epoch == 0) {
-        set_generation(pool, about->generation);
+        kvist_pool_set_generation(pool, about->generation);
         pool->put_wanted = false;
         pool->tier_knows = true;
     } else if (pool->about.generation <= about->generation) {
-        set_generation(pool, about->generation + 1); /* cleared before it was known here */
+        kvist_pool_set_generation(pool, about->generation + 1); /* cleared before it was known here */
     }
 }
 

@@ -349,6 +349,10 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
         attachment->writes = true;
         pool->writer_count++;
     }
+    if (process->schedules) {
+        attachment->target = KVIST_GRANT_START;
+        attachment->rests_until_us = 0;
+    }
     pool->lend_wanted = true;
     *ordinal_out = ordinal;
     return KVIST_OK;
@@ -522,7 +526,7 @@ static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t 
     return bound < tickets ? bound : tickets;
 }
 
-static void adapt_target(struct kvist_attachment *attachment, uint64_t now_us, uint32_t bound)
+static void adapt_target(struct kvist_attachment *attachment, uint64_t now_us)
 {
     uint64_t since_us = now_us - attachment->topped_up_us;
     if (attachment->granted_count <= attachment->target / 2 && attachment->topped_up_us != 0) {
@@ -534,9 +538,6 @@ static void adapt_target(struct kvist_attachment *attachment, uint64_t now_us, u
     }
     if (attachment->target > KVIST_GRANTS_MAX) {
         attachment->target = KVIST_GRANTS_MAX;
-    }
-    if (bound > KVIST_GRANT_START && attachment->target < KVIST_GRANT_START) {
-        attachment->target = KVIST_GRANT_START;
     }
 }
 
@@ -570,6 +571,14 @@ static struct kvist_store_grant grant_of(const struct kvist_store_session *sessi
         .slot = slot, .ticket = ticket, .reservation = pool->slots[slot].reservation};
 }
 
+void kvist_session_rest(struct kvist_store_session *session, uint32_t ordinal)
+{
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    attachment->target = attachment->granted_count > KVIST_GRANT_FLOOR ? attachment->granted_count
+                                                                       : KVIST_GRANT_FLOOR;
+    attachment->rests_until_us = session->store->now_us + GRANT_RATE_US;
+}
+
 /* All that is outstanding, to a scheduler that has attached anew. */
 static void grant_again(struct kvist_store_process *process, uint32_t ordinal)
 {
@@ -596,10 +605,11 @@ static void top_up(struct kvist_store_process *process, uint32_t ordinal)
     uint32_t bound = grant_bound(session, ordinal);
     uint32_t wanted = attachment->target < bound ? attachment->target : bound;
     /* A quarter is used up before a message is worth sending. */
-    if (attachment->granted_count > wanted - (wanted + 3) / 4) {
+    if (attachment->granted_count > wanted - (wanted + 3) / 4 ||
+        store->now_us < attachment->rests_until_us) {
         return;
     }
-    adapt_target(attachment, store->now_us, bound);
+    adapt_target(attachment, store->now_us);
     wanted = attachment->target < bound ? attachment->target : bound;
     uint32_t count = 0;
     while (attachment->granted_count < wanted && session->ticket_free_count > 0) {

@@ -1,9 +1,10 @@
 /*
  * spill - checksums, and blocks on their way to NVMe.
  *
- * Role        takes a checksum after each commit at idle priority; before a block is written to
- *             NVMe it is summed again and must be what was committed. A block stays READY while it
- *             is written; its slot is pinned. Save: what is hot and in DRAM alone, then a sync.
+ * Role        takes a checksum after each commit at idle priority. The tier compares a block's bytes
+ *             with it before it writes them; what changed since is dropped. A block that has none
+ *             yet gets one first, at normal priority. A block stays READY while it is written; its
+ *             slot is pinned. Save: what is hot and in DRAM alone, then a sync.
  * Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which
  *             is then taken at the spill
  * Errors      a write that fails marks the block: it will go without a copy, and be counted
@@ -147,8 +148,8 @@ static uint32_t extent_of(const struct kvist_store_pool *pool, uint32_t slot)
 
 bool kvist_spill_wanted(const struct kvist_store_pool *pool, uint32_t slot)
 {
-    return pool->tier_knows && (pool->slots[slot].flags & KVIST_FLAG_UNSPILLABLE) == 0 &&
-           extent_of(pool, slot) == 0;
+    return (pool->tier_knows || kvist_pool_is_settling(pool)) &&
+           (pool->slots[slot].flags & KVIST_FLAG_UNSPILLABLE) == 0 && extent_of(pool, slot) == 0;
 }
 
 void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot)
@@ -204,12 +205,30 @@ static void note_copy(struct kvist_spill *spill, uint32_t extent)
 static void written(void *ctx, enum kvist_status status, const struct kvist_tier_block *block)
 {
     struct kvist_spill *spill = ctx;
-    if (status != KVIST_OK) {
-        fail(spill);
-    } else if (is_ready(spill)) {
+    struct kvist_store_pool *pool = spill->pool;
+    bool ready = is_ready(spill);
+    if (status == KVIST_OK && ready) {
         note_copy(spill, block->extent);
+    } else if (status == KVIST_CORRUPT) {
+        spill->store->stats.checksum_mismatch_total++;
+    } else if (status != KVIST_OK) {
+        fail(spill);
     }
     finish(spill);
+    if (status == KVIST_CORRUPT && ready) {
+        kvist_spill_drop_block(pool, spill->slot);
+    }
+}
+
+/* The tier compares the bytes with the checksum once more before it writes them. */
+static enum kvist_status hand_over(struct kvist_spill *spill)
+{
+    enum kvist_status status =
+        kvist_tier_write(spill->store->tier, &spill->block, spill->source, written, spill);
+    if (status != KVIST_OK && status != KVIST_BUSY) {
+        fail(spill);
+    }
+    return status;
 }
 
 static void spill_summed(struct kvist_job *job)
@@ -222,24 +241,13 @@ static void spill_summed(struct kvist_job *job)
         finish(spill);
         return;
     }
-    bool is_known = known_sum(pool, spill->slot, &known);
-    if (is_known && known != spill->sum) {
-        store->stats.checksum_mismatch_total++;
-        finish(spill);
-        kvist_spill_drop_block(pool, spill->slot);
-        return;
-    }
-    if (!is_known) {
+    if (!known_sum(pool, spill->slot, &known)) {
         write_sum(pool, spill->slot, spill->sum);
+        known = spill->sum;
     }
-    spill->block.checksum = spill->sum;
-    enum kvist_status status =
-        kvist_tier_write(store->tier, &spill->block, spill->source, written, spill);
-    if (status == KVIST_BUSY) {
-        store->stats.spill_skipped_total++;
-    } else if (status != KVIST_OK) {
-        fail(spill);
-    }
+    spill->block.checksum = known;
+    enum kvist_status status = hand_over(spill);
+    store->stats.spill_skipped_total += status == KVIST_BUSY;
     if (status != KVIST_OK) {
         finish(spill);
     }
@@ -249,24 +257,25 @@ enum kvist_status kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot
 {
     struct kvist_store *store = pool->store;
     struct kvist_spill *spill = store->spill_free;
-    if (!pool->tier_knows || store->closing) {
+    if (store->closing || (!pool->tier_knows && !kvist_pool_is_settling(pool))) {
         return KVIST_UNSUPPORTED;
     }
-    if (spill == NULL) {
+    if (spill == NULL || !pool->tier_knows) {
         return KVIST_BUSY;
     }
+    store->spill_free = spill->next_free;
     spill->job = (struct kvist_job){.run = sum_run, .done = spill_summed};
     spill->for_save = for_save;
     fill_job(spill, pool, slot);
-    enum kvist_status status = kvist_workers_submit(store->duty, &spill->job);
-    if (status != KVIST_OK) {
-        pool->slots[slot].pins--;
-        return status;
-    }
-    store->spill_free = spill->next_free;
     pool->slots[slot].flags |= KVIST_FLAG_SPILLING;
     store->save.in_flight += for_save;
-    return KVIST_OK;
+    enum kvist_status status = known_sum(pool, slot, &spill->block.checksum)
+                                   ? hand_over(spill)
+                                   : kvist_workers_submit(store->duty, &spill->job);
+    if (status != KVIST_OK) {
+        finish(spill);
+    }
+    return status;
 }
 
 /* Write-behind: after each commit, when every block is admitted. */
@@ -365,7 +374,7 @@ static bool tier_is_settling(const struct kvist_store *store)
     }
     for (uint32_t index = 0; index < store->pool_high; index++) {
         const struct kvist_store_pool *pool = store->pools[index];
-        if (pool != NULL && (pool->put_pending || (pool->put_wanted && pool->put_after_us == 0))) {
+        if (pool != NULL && kvist_pool_is_settling(pool)) {
             return true;
         }
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define QUIET_TURNS 4
+#define QUIET_MS    2
 
 static uint64_t clock_offset_us;
 
@@ -157,7 +158,7 @@ void kvist_test_settle(struct kvist_store *store)
         for (size_t index = 0; index < count; index++) {
             polls[index] = (struct pollfd){.fd = fds[index], .events = POLLIN};
         }
-        bool more = poll(polls, (nfds_t)count, 10) > 0;
+        bool more = poll(polls, (nfds_t)count, QUIET_MS) > 0;
         more = kvist_store_turn(store, kvist_clock_now_us() + clock_offset_us) || more;
         quiet = more ? 0 : quiet + 1;
     }

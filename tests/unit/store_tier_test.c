@@ -1,0 +1,412 @@
+/* store over a real tier: spill, promote, hold, save, restart, clear, corrupt bytes. */
+#include "tests/support/engine.h"
+#include "tests/support/unit.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SLOT_BYTES (64ULL << 10)
+#define ARENA      (16ULL << 20) /* 256 slots */
+#define BLOCKS     1000U
+#define TIER_BYTES (512ULL << 20)
+
+static char path[64];
+static struct kvist_tier_options tier_options;
+static struct kvist_store *store;
+static struct kvist_store_pool *pool;
+static struct kvist_test_engine *engine;
+static uint64_t skipped; /* blocks that were dropped because NVMe did not keep up */
+
+static int remove_entry(const char *name, const struct stat *info, int type, struct FTW *walk)
+{
+    (void)info;
+    (void)type;
+    (void)walk;
+    return remove(name);
+}
+
+static void open_all(enum kvist_admission admission)
+{
+    struct kvist_store_options options = kvist_test_options(ARENA);
+    options.tier = &tier_options;
+    options.admission = admission;
+    store = kvist_test_store_open(&options);
+    pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
+    engine = kvist_test_engine_open(store, 1, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+    kvist_test_settle(store);
+}
+
+static void close_all(void)
+{
+    kvist_test_engine_close(&engine);
+    kvist_store_close(&store);
+}
+
+static void setup(void)
+{
+    (void)snprintf(path, sizeof(path), "store_tier_XXXXXX");
+    KVIST_TEST_FATAL(mkdtemp(path) != NULL);
+    tier_options = (struct kvist_tier_options){
+        .path = path, .bytes_max = TIER_BYTES, .io_threads = 4, .extent_bytes = 8 << 20};
+    skipped = 0;
+    open_all(KVIST_ADMIT_EVICTED);
+}
+
+static void teardown(void)
+{
+    if (store != NULL) {
+        close_all();
+    }
+    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static struct kvist_store_stats stats_now(void)
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(store, &stats);
+    return stats;
+}
+
+static void put_range(uint64_t first, uint64_t count)
+{
+    uint64_t skipped_before = stats_now().spill_skipped_total;
+    for (uint64_t number = first; number < first + count; number++) {
+        for (unsigned attempt = 0; engine->pools[0].grant_count == 0 && attempt < 50; attempt++) {
+            kvist_test_settle(store);
+        }
+        enum kvist_status status = kvist_test_engine_put(engine, 0, number, SLOT_BYTES);
+        if (status == KVIST_STALE) {
+            number--; /* a grant from before a clear */
+            continue;
+        }
+        KVIST_TEST_FATAL(status == KVIST_OK);
+        if (number % 16 == 0) {
+            kvist_test_settle(store);
+        }
+    }
+    kvist_test_settle(store);
+    skipped += stats_now().spill_skipped_total - skipped_before;
+}
+
+static void prefetch(uint64_t first, uint64_t count)
+{
+    static uint8_t keys[KVIST_KEYS_MAX][KVIST_KEY_BYTES];
+    for (uint64_t index = 0; index < count; index++) {
+        kvist_test_key(first + index, keys[index]);
+    }
+    uint32_t before = engine->pools[0].promoted;
+    KVIST_TEST_STATUS(kvist_store_prefetch(engine->session,
+                                           0,
+                                           (const uint8_t(*)[KVIST_KEY_BYTES])keys,
+                                           count),
+                      KVIST_OK);
+    for (unsigned round = 0; engine->pools[0].promoted - before < count && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(engine->pools[0].promoted - before, count);
+}
+
+/* A block, fetched when it is on NVMe, as often as it is evicted before it is leased. */
+static const void *lease_at_last(uint64_t number)
+{
+    const void *bytes = kvist_test_engine_lease(engine, 0, number, 1);
+    for (unsigned attempt = 0; bytes == NULL && attempt < 20 &&
+                               kvist_test_engine_probe(engine, 0, number) != KVIST_ENTRY_EMPTY;
+         attempt++) {
+        prefetch(number, 1);
+        bytes = kvist_test_engine_lease(engine, 0, number, 1);
+    }
+    return bytes;
+}
+
+/* Every block of a range can be read, but for what was dropped because the disk was too slow. */
+static void read_range(uint64_t first, uint64_t count)
+{
+    uint64_t missing = 0;
+    prefetch(first, count);
+    for (uint64_t number = first; number < first + count; number++) {
+        const void *bytes = lease_at_last(number);
+        if (bytes == NULL) {
+            missing++;
+        } else {
+            KVIST_TEST_TRUE(kvist_test_holds(bytes, number, SLOT_BYTES));
+            kvist_test_engine_release(engine, 1);
+        }
+    }
+    KVIST_TEST_TRUE(missing <= skipped);
+    kvist_test_advance(store, 1000000); /* past the holds */
+}
+
+static void evicted_blocks_come_back(void)
+{
+    put_range(0, BLOCKS);
+    struct kvist_store_stats stats = stats_now();
+    KVIST_TEST_TRUE(stats.spills_total > BLOCKS / 2);
+    KVIST_TEST_EQUAL(stats.spill_failures_total, 0);
+    struct kvist_store_pool_info info;
+    KVIST_TEST_FATAL(kvist_store_pool_info(store, 0, &info));
+    KVIST_TEST_EQUAL(info.nvme_blocks, stats.spills_total);
+    for (uint64_t first = 0; first < BLOCKS; first += 50) {
+        read_range(first, 50);
+    }
+    KVIST_TEST_TRUE(stats_now().promotes_total > BLOCKS / 2);
+    KVIST_TEST_EQUAL(stats_now().promote_failures_total, 0);
+}
+
+static void a_restart_reads_the_keys_back(void)
+{
+    put_range(0, BLOCKS);
+    struct kvist_store_pool_info before;
+    KVIST_TEST_FATAL(kvist_store_pool_info(store, 0, &before));
+    close_all();
+    open_all(KVIST_ADMIT_EVICTED);
+    struct kvist_store_pool_info after;
+    KVIST_TEST_FATAL(kvist_store_pool_info(store, 0, &after));
+    KVIST_TEST_EQUAL(after.nvme_blocks, before.nvme_blocks);
+    KVIST_TEST_EQUAL(after.generation, before.generation);
+    read_range(0, 100);
+}
+
+struct done_result {
+    unsigned calls;
+    enum kvist_status status;
+    uint64_t blocks;
+};
+
+static void note_done(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    struct done_result *result = ctx;
+    result->calls++;
+    result->status = status;
+    result->blocks = blocks;
+    KVIST_TEST_EQUAL(bytes, blocks * SLOT_BYTES);
+}
+
+static void note_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    (void)bytes;
+    struct done_result *result = ctx;
+    result->calls++;
+    result->status = status;
+    result->blocks = blocks;
+}
+
+static void a_save_writes_what_is_in_dram_alone(void)
+{
+    put_range(0, 100);
+    KVIST_TEST_EQUAL(stats_now().spills_total, 0);
+    struct done_result result = {.calls = 0};
+    KVIST_TEST_STATUS(kvist_store_save(store, note_done, &result), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_store_save(store, note_done, &result), KVIST_BUSY);
+    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(result.calls, 1);
+    KVIST_TEST_STATUS(result.status, KVIST_OK);
+    KVIST_TEST_EQUAL(result.blocks, 100);
+    close_all();
+    open_all(KVIST_ADMIT_EVICTED);
+    read_range(0, 100);
+    result.calls = 0;
+    KVIST_TEST_STATUS(kvist_store_save(store, note_done, &result), KVIST_OK);
+    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(result.blocks, 0);
+}
+
+static void write_behind_copies_every_block(void)
+{
+    close_all();
+    open_all(KVIST_ADMIT_ALL);
+    put_range(0, 60);
+    for (unsigned round = 0; stats_now().spills_total < 60 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(stats_now().spills_total, 60);
+    KVIST_TEST_EQUAL(stats_now().slots_ready, 60);
+}
+
+static void a_clear_reaches_both_tiers_for_good(void)
+{
+    put_range(0, 600);
+    struct done_result result = {.calls = 0};
+    KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &result), KVIST_OK);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_EMPTY);
+    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_STATUS(result.status, KVIST_OK);
+    KVIST_TEST_EQUAL(result.blocks, 600);
+    put_range(5000, 300);
+    close_all();
+    open_all(KVIST_ADMIT_EVICTED);
+    for (uint64_t number = 0; number < 600; number++) {
+        KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, number), KVIST_ENTRY_EMPTY);
+    }
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 5001), KVIST_ENTRY_NVME);
+}
+
+static void a_promotion_that_a_clear_overtakes_is_dropped(void)
+{
+    put_range(0, 600);
+    static uint8_t keys[600][KVIST_KEY_BYTES];
+    for (uint64_t index = 0; index < 600; index++) {
+        kvist_test_key(index, keys[index]);
+    }
+    KVIST_TEST_STATUS(
+        kvist_store_prefetch(
+            engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 600),
+        KVIST_OK);
+    kvist_test_advance(store, 1); /* submits them */
+    KVIST_TEST_TRUE(stats_now().slots_loading > 0);
+    struct done_result result = {.calls = 0};
+    KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &result), KVIST_OK);
+    KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
+    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    for (unsigned round = 0; engine->pools[0].promoted < 600 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(engine->pools[0].promoted, 600);
+    KVIST_TEST_EQUAL(stats_now().slots_loading, 0);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 3), KVIST_ENTRY_EMPTY);
+}
+
+static void flip_bytes_of_extents(void)
+{
+    char name[128];
+    (void)snprintf(name, sizeof(name), "%s/extents", path);
+    DIR *directory = opendir(name);
+    KVIST_TEST_FATAL(directory != NULL);
+    for (struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory)) {
+        char file[512];
+        (void)snprintf(file, sizeof(file), "%s/%s", name, entry->d_name);
+        int fd = open(file, O_RDWR | O_CLOEXEC);
+        if (fd < 0) {
+            continue;
+        }
+        /* A byte in the middle of every block: records are 4096 + 65536. */
+        for (off_t at = 4096 + 4096 + 1000; at < (8 << 20); at += 4096 + 65536) {
+            uint8_t byte = 0;
+            if (pread(fd, &byte, 1, at) == 1) {
+                byte ^= 1;
+                KVIST_TEST_FATAL(pwrite(fd, &byte, 1, at) == 1);
+            }
+        }
+        (void)close(fd);
+    }
+    (void)closedir(directory);
+}
+
+static void a_flipped_byte_on_disk_is_a_miss(void)
+{
+    put_range(0, 600);
+    close_all();
+    flip_bytes_of_extents();
+    open_all(KVIST_ADMIT_EVICTED);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 5), KVIST_ENTRY_NVME);
+    prefetch(0, 100);
+    for (uint64_t number = 0; number < 100; number++) {
+        KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, number), KVIST_ENTRY_EMPTY);
+    }
+    KVIST_TEST_EQUAL(stats_now().promote_failures_total, 100);
+    KVIST_TEST_EQUAL(stats_now().slots_loading, 0);
+}
+
+static void a_flipped_byte_in_dram_is_not_spilled(void)
+{
+    put_range(0, 1);
+    KVIST_TEST_EQUAL(stats_now().checksums_total, 1);
+    uint8_t *bytes = NULL;
+    const void *leased = kvist_test_engine_lease(engine, 0, 0, 1);
+    KVIST_TEST_FATAL(leased != NULL);
+    for (uint32_t slot = 0; bytes == NULL; slot++) {
+        if (kvist_test_engine_slot(engine, 0, slot) == leased) {
+            bytes = kvist_test_engine_slot(engine, 0, slot);
+        }
+    }
+    kvist_test_engine_release(engine, 1);
+    bytes[777] ^= 1;
+    put_range(1, 600);
+    KVIST_TEST_EQUAL(stats_now().checksum_mismatch_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_EMPTY);
+    KVIST_TEST_TRUE(kvist_test_engine_probe(engine, 0, 1) != KVIST_ENTRY_EMPTY);
+}
+
+static void promotions_are_bounded_and_held(void)
+{
+    put_range(0, BLOCKS);
+    /* Half of the pool's slots at most; the rest is refused, and told to have ended. */
+    prefetch(0, 400);
+    struct kvist_store_stats stats = stats_now();
+    KVIST_TEST_TRUE(stats.promotes_total > 0);
+    KVIST_TEST_TRUE(stats.promotes_total <= 128);
+    KVIST_TEST_TRUE(stats.promote_refused_total >= 100);
+    /* What is held survives a flood of commits; after the hold it does not. */
+    uint64_t held = 0;
+    while (held < 400 && kvist_test_engine_probe(engine, 0, held) != KVIST_ENTRY_READY) {
+        held++;
+    }
+    KVIST_TEST_FATAL(held < 400);
+    for (uint64_t number = 7000; number < 7100; number++) {
+        if (engine->pools[0].grant_count == 0) {
+            (void)kvist_store_turn(store, 0);
+        }
+        (void)kvist_test_engine_put(engine, 0, number, SLOT_BYTES);
+    }
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, held), KVIST_ENTRY_READY);
+    kvist_test_advance(store, 1000000);
+    put_range(8000, 600);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, held), KVIST_ENTRY_NVME);
+}
+
+static void a_session_that_goes_leaves_nothing_behind(void)
+{
+    put_range(0, 600);
+    uint8_t keys[60][KVIST_KEY_BYTES];
+    for (uint64_t index = 0; index < 60; index++) {
+        kvist_test_key(index, keys[index]);
+    }
+    KVIST_TEST_STATUS(
+        kvist_store_prefetch(
+            engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 60),
+        KVIST_OK);
+    kvist_test_advance(store, 1);
+    kvist_test_engine_close(&engine);
+    for (unsigned round = 0; stats_now().slots_loading > 0 && round < 100; round++) {
+        kvist_test_settle(store);
+    }
+    struct kvist_store_stats stats = stats_now();
+    KVIST_TEST_EQUAL(stats.slots_loading, 0);
+    KVIST_TEST_EQUAL(stats.slots_granted, 0);
+    engine = kvist_test_engine_open(store, 2, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+    kvist_test_settle(store);
+    read_range(0, 60);
+}
+
+int main(void)
+{
+    static const struct kvist_unit_case cases[] = {
+        {"evicted blocks come back", evicted_blocks_come_back},
+        {"a restart reads the keys back", a_restart_reads_the_keys_back},
+        {"a save writes what is in DRAM alone", a_save_writes_what_is_in_dram_alone},
+        {"write-behind copies every block", write_behind_copies_every_block},
+        {"a clear reaches both tiers for good", a_clear_reaches_both_tiers_for_good},
+        {"a promotion that a clear overtakes is dropped",
+         a_promotion_that_a_clear_overtakes_is_dropped},
+        {"a flipped byte on disk is a miss", a_flipped_byte_on_disk_is_a_miss},
+        {"a flipped byte in DRAM is not spilled", a_flipped_byte_in_dram_is_not_spilled},
+        {"promotions are bounded and held", promotions_are_bounded_and_held},
+        {"a session that goes leaves nothing behind", a_session_that_goes_leaves_nothing_behind},
+    };
+    return kvist_unit_main("store_tier", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
+}
