@@ -1,8 +1,7 @@
 #include "storage/extent.h"
 
 #include "proto/base/check.h"
-#include "proto/base/fault.h"
-#include "proto/key/checksum.h"
+#include "storage/extent_file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,38 +11,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
-#define PAGE             KVIST_RECORD_PAGE_BYTES
-#define EXTENT_MAGIC     0x315458455453564bULL
-#define EXTENT_VERSION   1U
-#define NAME_BYTES       16
-#define NAME_DIGITS      8
-#define TREE_BYTES       (32U << 10) /* block maps of a file system, beside the blocks */
-#define DISK_SPARE_BYTES (4U << 20)  /* left on a nearly full disk, for the index */
-#define TENANT_NONE      UINT32_MAX
+#define PAGE        KVIST_RECORD_PAGE_BYTES
+#define TREE_BYTES  (32U << 10) /* block maps of a file system, beside the blocks */
+#define TENANT_NONE UINT32_MAX
 
 enum extent_state {
     EXTENT_OPEN,
     EXTENT_SEALED,
     EXTENT_DRAINING,
 };
-
-struct extent_header {
-    uint64_t magic;
-    uint32_t version;
-    uint32_t number;
-    uint64_t file_bytes;
-    uint64_t expires_us;           /* 0: never; for later */
-    uint8_t encryption_key_id[32]; /* zeros: none; for later */
-    char tenant[KVIST_TENANT_BYTES_MAX + 1];
-    uint8_t zero[PAGE - 136];
-    uint64_t header_checksum; /* XXH3-64 of all before */
-};
-
-_Static_assert(sizeof(struct extent_header) == PAGE, "one page");
 
 struct kvist_extent {
     uint32_t number;
@@ -90,37 +68,6 @@ static void lock(struct kvist_extents *extents)
 static void unlock(struct kvist_extents *extents)
 {
     (void)pthread_mutex_unlock(&extents->lock);
-}
-
-static void name_format(uint32_t number, char name_out[NAME_BYTES])
-{
-    (void)snprintf(name_out, NAME_BYTES, "%08u", number);
-}
-
-/* 0 for a name that is no extent's. */
-static uint32_t name_parse(const char *name)
-{
-    uint32_t number = 0;
-    size_t length = strlen(name);
-    for (size_t index = 0; index < length; index++) {
-        if (name[index] < '0' || name[index] > '9') {
-            return 0;
-        }
-        number = number * 10 + (uint32_t)(name[index] - '0');
-    }
-    return length == NAME_DIGITS ? number : 0;
-}
-
-static uint64_t header_checksum(const struct extent_header *header)
-{
-    return kvist_checksum(header, offsetof(struct extent_header, header_checksum), 0);
-}
-
-static uint64_t disk_bytes_of(int fd, uint64_t at_least)
-{
-    struct stat state;
-    uint64_t bytes = fstat(fd, &state) == 0 ? (uint64_t)state.st_blocks * 512 : 0;
-    return bytes > at_least ? bytes : at_least;
 }
 
 static size_t hit_words(uint64_t file_bytes)
@@ -222,48 +169,43 @@ kvist_extents_tenant(struct kvist_extents *extents, const char *name, uint32_t *
     return status;
 }
 
-/* The header of a file, checked. */
-static bool header_read(int fd, uint32_t number, struct extent_header *page)
-{
-    if (pread(fd, page, PAGE, 0) != PAGE) {
-        return false;
-    }
-    return page->magic == EXTENT_MAGIC && page->version == EXTENT_VERSION &&
-           page->number == number && page->header_checksum == header_checksum(page) &&
-           memchr(page->tenant, '\0', sizeof(page->tenant)) != NULL;
-}
-
 /* Take up one file that was found. One with a broken header was never finished, and goes. */
 static enum kvist_status
-adopt(struct kvist_extents *extents, uint32_t number, struct extent_header *page)
+adopt(struct kvist_extents *extents, uint32_t number, struct kvist_error *err)
 {
-    char name[NAME_BYTES];
-    name_format(number, name);
-    int direct_flag = extents->direct ? O_DIRECT : 0;
-    int fd = openat(extents->directory_fd, name, O_RDWR | O_CLOEXEC | direct_flag);
-    if (fd < 0) {
-        return kvist_status_from_errno(errno);
-    }
-    struct stat state;
-    if (!header_read(fd, number, page) || fstat(fd, &state) != 0 || state.st_size < PAGE ||
-        extents->extent_count >= KVIST_EXTENTS_MAX) {
-        (void)unlinkat(extents->directory_fd, name, 0);
-        (void)close(fd);
+    char tenant[KVIST_TENANT_BYTES_MAX + 1];
+    uint64_t file_bytes = 0;
+    int fd = -1;
+    int failure = kvist_extent_file_open(
+        extents->directory_fd, extents->direct, number, tenant, &file_bytes, &fd);
+    if (failure == EBADMSG) {
+        kvist_extent_file_remove(extents->directory_fd, number);
         return KVIST_OK;
     }
-    uint64_t file_bytes = (uint64_t)state.st_size / PAGE * PAGE;
+    if (failure != 0) {
+        return kvist_error_set_errno(err, failure, "open", "cannot open extent %08u", number);
+    }
     struct kvist_extent *extent = extent_new(fd, extents->direct, number, file_bytes);
-    if (extent == NULL || tenant_locked(extents, page->tenant, &extent->tenant) != KVIST_OK) {
-        if (extent != NULL) {
-            free(extent->hits);
-            free(extent);
-        }
+    if (extent == NULL) {
         (void)close(fd);
-        return KVIST_NO_MEMORY;
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for extents");
+    }
+    if (tenant_locked(extents, tenant, &extent->tenant) != KVIST_OK) {
+        extent_free(extent);
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for extents");
+    }
+    if (extents->extent_count >= KVIST_EXTENTS_MAX) {
+        extent_free(extent);
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "tier",
+                               "more than %u extents: remove the tier's directory to start empty",
+                               KVIST_EXTENTS_MAX);
     }
     extent->found = true;
     extent->state = EXTENT_SEALED;
-    extent->disk_bytes = disk_bytes_of(fd, file_bytes);
+    extent->disk_bytes = kvist_extent_file_disk_bytes(fd, file_bytes);
     insert_locked(extents, extent);
     return KVIST_OK;
 }
@@ -272,13 +214,10 @@ static enum kvist_status
 scan(struct kvist_extents *extents, const char *directory, struct kvist_error *err)
 {
     DIR *listing = opendir(directory);
-    struct extent_header *page = aligned_alloc(PAGE, PAGE);
-    enum kvist_status status = KVIST_OK;
     if (listing == NULL) {
-        status = kvist_error_set_errno(err, errno, "opendir", "cannot list %s", directory);
-    } else if (page == NULL) {
-        status = kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory to open extents");
+        return kvist_error_set_errno(err, errno, "opendir", "cannot list %s", directory);
     }
+    enum kvist_status status = KVIST_OK;
     while (status == KVIST_OK) {
         errno = 0;
         const struct dirent *entry = readdir(listing); /* NOLINT(concurrency-mt-unsafe): own DIR */
@@ -288,29 +227,16 @@ scan(struct kvist_extents *extents, const char *directory, struct kvist_error *e
             }
             break;
         }
-        uint32_t number = name_parse(entry->d_name);
+        uint32_t number = kvist_extent_file_number(entry->d_name);
         if (number == 0) {
             continue;
         }
         if (number > extents->number_last) {
             extents->number_last = number;
         }
-        status = adopt(extents, number, page);
-        if (status != KVIST_OK) {
-            (void)kvist_error_set(err,
-                                  status,
-                                  0,
-                                  "tier",
-                                  "cannot open extent %u in %s (%s)",
-                                  number,
-                                  directory,
-                                  kvist_status_text(status));
-        }
+        status = adopt(extents, number, err);
     }
-    free(page);
-    if (listing != NULL) {
-        (void)closedir(listing);
-    }
+    (void)closedir(listing);
     return status;
 }
 
@@ -447,75 +373,6 @@ void kvist_extents_release_reserved(struct kvist_extents *extents, struct kvist_
     release(extents, extent, true);
 }
 
-/* Allocate all of a file now: a write must not meet a full disk, nor another block's place. */
-static int file_fill(int directory_fd, int fd, uint64_t file_bytes)
-{
-    struct statvfs room;
-    if (fstatvfs(directory_fd, &room) == 0 &&
-        (uint64_t)room.f_bavail * room.f_frsize < file_bytes + DISK_SPARE_BYTES) {
-        return ENOSPC;
-    }
-    if (fallocate(fd, 0, 0, (off_t)file_bytes) == 0) {
-        return 0;
-    }
-    if (errno != EOPNOTSUPP && errno != ENOSYS) {
-        return errno;
-    }
-    return ftruncate(fd, (off_t)file_bytes) == 0 ? 0 : errno;
-}
-
-static int header_write(int fd, uint32_t number, const char *tenant, uint64_t file_bytes)
-{
-    struct extent_header *page = aligned_alloc(PAGE, PAGE);
-    if (page == NULL) {
-        return ENOMEM;
-    }
-    memset(page, 0, PAGE);
-    page->magic = EXTENT_MAGIC;
-    page->version = EXTENT_VERSION;
-    page->number = number;
-    page->file_bytes = file_bytes;
-    (void)snprintf(page->tenant, sizeof(page->tenant), "%s", tenant);
-    page->header_checksum = header_checksum(page);
-    ssize_t written = pwrite(fd, page, PAGE, 0);
-    int failure = 0;
-    if (written != PAGE) {
-        failure = written < 0 ? errno : EIO;
-    }
-    free(page);
-    return failure;
-}
-
-/* A new file with its header; removed again when that fails. 0 or errno. */
-static int file_make(struct kvist_extents *extents,
-                     uint32_t number,
-                     const char *tenant,
-                     uint64_t file_bytes,
-                     int *fd_out)
-{
-    if (kvist_fault_point("tier.extent.make")) {
-        return ENOSPC;
-    }
-    char name[NAME_BYTES];
-    name_format(number, name);
-    int flags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | (extents->direct ? O_DIRECT : 0);
-    int fd = openat(extents->directory_fd, name, flags, 0600);
-    if (fd < 0) {
-        return errno;
-    }
-    int failure = file_fill(extents->directory_fd, fd, file_bytes);
-    if (failure == 0) {
-        failure = header_write(fd, number, tenant, file_bytes);
-    }
-    if (failure != 0) {
-        (void)unlinkat(extents->directory_fd, name, 0);
-        (void)close(fd);
-        return failure;
-    }
-    *fd_out = fd;
-    return 0;
-}
-
 /* Give the unused end of a file back. */
 static void extent_trim(struct kvist_extents *extents, struct kvist_extent *extent)
 {
@@ -524,7 +381,7 @@ static void extent_trim(struct kvist_extents *extents, struct kvist_extent *exte
     bool shorter = end_bytes < extent->file_bytes;
     unlock(extents);
     if (shorter && ftruncate(extent->fd, (off_t)end_bytes) == 0) {
-        uint64_t disk_bytes = disk_bytes_of(extent->fd, end_bytes);
+        uint64_t disk_bytes = kvist_extent_file_disk_bytes(extent->fd, end_bytes);
         lock(extents);
         extent->file_bytes = end_bytes;
         extent->disk_bytes = disk_bytes;
@@ -549,7 +406,8 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
         return kvist_error_set(err, KVIST_NO_SPACE, 0, "tier", "too many extents");
     }
     int fd = -1;
-    int failure = file_make(extents, number, tenant_name, file_bytes, &fd);
+    int failure = kvist_extent_file_make(
+        extents->directory_fd, extents->direct, number, tenant_name, file_bytes, &fd);
     if (failure != 0) {
         return kvist_error_set_errno(err,
                                      failure,
@@ -559,15 +417,13 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
     }
     struct kvist_extent *extent = extent_new(fd, extents->direct, number, file_bytes);
     if (extent == NULL) {
-        char name[NAME_BYTES];
-        name_format(number, name);
-        (void)unlinkat(extents->directory_fd, name, 0);
+        kvist_extent_file_remove(extents->directory_fd, number);
         (void)close(fd);
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for an extent");
     }
     extent->tenant = tenant;
     extent->state = EXTENT_OPEN;
-    extent->disk_bytes = disk_bytes_of(fd, file_bytes) + TREE_BYTES;
+    extent->disk_bytes = kvist_extent_file_disk_bytes(fd, file_bytes) + TREE_BYTES;
     atomic_store(&extent->dirty, true);
     lock(extents);
     struct kvist_extent *before = extents->tenants[tenant].open;
@@ -685,8 +541,6 @@ void kvist_extents_undrain(struct kvist_extents *extents, uint32_t number)
 
 void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
 {
-    char name[NAME_BYTES];
-    name_format(number, name);
     lock(extents);
     uint32_t position = position_locked(extents, number);
     struct kvist_extent *extent = find_locked(extents, number);
@@ -706,7 +560,7 @@ void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
     extent->loans++;
     extents->retired_bytes += extent->disk_bytes;
     unlock(extents);
-    (void)unlinkat(extents->directory_fd, name, 0);
+    kvist_extent_file_remove(extents->directory_fd, number);
     kvist_extents_release(extents, &extent);
 }
 

@@ -40,10 +40,10 @@ void kvist_tier_text_set(char text[128], const struct kvist_error *err)
 
 /* -- requests ------------------------------------------------------------------------------- */
 
-static struct kvist_tier_request *request_take(struct kvist_tier *tier,
-                                               enum kvist_tier_request_kind kind,
-                                               kvist_tier_done_fn *done,
-                                               void *ctx)
+struct kvist_tier_request *kvist_tier_request_take(struct kvist_tier *tier,
+                                                   enum kvist_tier_request_kind kind,
+                                                   kvist_tier_done_fn *done,
+                                                   void *ctx)
 {
     bool control = kind == KVIST_TIER_PUT_POOL || kind == KVIST_TIER_SYNC;
     struct kvist_tier_request *request = tier->free;
@@ -63,7 +63,7 @@ static struct kvist_tier_request *request_take(struct kvist_tier *tier,
 }
 
 /* End a request: it is free again before its owner hears, who may ask for the next thing. */
-static void request_finish(struct kvist_tier_request *request)
+void kvist_tier_request_finish(struct kvist_tier_request *request)
 {
     struct kvist_tier *tier = request->tier;
     struct kvist_tier_block block = request->record.block;
@@ -83,7 +83,7 @@ static void request_submit(struct kvist_tier_request *request)
 {
     if (kvist_workers_submit(request->tier->workers, &request->job) != KVIST_OK) {
         request->status = KVIST_CLOSED;
-        request_finish(request);
+        kvist_tier_request_finish(request);
     }
 }
 
@@ -123,7 +123,7 @@ void kvist_tier_waiting_fail(struct kvist_tier *tier, enum kvist_status status)
         request->status = status;
         request->record.block.extent = 0;
         tier->counters.write_errors_total++;
-        request_finish(request);
+        kvist_tier_request_finish(request);
     }
 }
 
@@ -251,31 +251,8 @@ static void write_done(struct kvist_job *job)
         tier->records_since++;
         tier->counters.write_bytes_total += kvist_record_bytes(request->record.block.block_bytes);
     }
-    request_finish(request);
+    kvist_tier_request_finish(request);
 }
-
-static struct kvist_tier_known_pool *pool_find(struct kvist_tier *tier,
-                                               const uint8_t pool_id[KVIST_KEY_BYTES])
-{
-    uint32_t count = atomic_load_explicit(&tier->pool_count, memory_order_acquire);
-    for (uint32_t index = 0; index < count; index++) {
-        if (memcmp(tier->pools[index]->pool.pool_id, pool_id, KVIST_KEY_BYTES) == 0) {
-            return tier->pools[index];
-        }
-    }
-    return NULL;
-}
-
-const _Atomic uint64_t *kvist_tier_pool_generation(struct kvist_tier *tier,
-                                                   const uint8_t pool_id[KVIST_KEY_BYTES])
-{
-    const struct kvist_tier_known_pool *pool = pool_find(tier, pool_id);
-    return pool != NULL ? &pool->generation : NULL;
-}
-
-static void put_pool_submit(struct kvist_tier *tier,
-                            struct kvist_tier_known_pool *pool,
-                            struct kvist_tier_request *request);
 
 enum kvist_status kvist_tier_write(struct kvist_tier *tier,
                                    const struct kvist_tier_block *block,
@@ -284,7 +261,7 @@ enum kvist_status kvist_tier_write(struct kvist_tier *tier,
                                    void *ctx)
 {
     KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
-    struct kvist_tier_known_pool *pool = pool_find(tier, block->pool_id);
+    struct kvist_tier_known_pool *pool = kvist_tier_pool_find(tier, block->pool_id);
     if (pool == NULL || block->block_bytes == 0 || block->block_bytes > pool->pool.slot_bytes ||
         (uintptr_t)source % KVIST_RECORD_PAGE_BYTES != 0) {
         return KVIST_INVALID;
@@ -295,13 +272,8 @@ enum kvist_status kvist_tier_write(struct kvist_tier *tier,
     if (kvist_record_bytes(block->block_bytes) > kvist_tier_record_bytes_max(tier)) {
         return KVIST_NO_SPACE;
     }
-    if (pool->unsaved && pool->puts_in_flight == 0) {
-        struct kvist_tier_request *put = request_take(tier, KVIST_TIER_PUT_POOL, NULL, NULL);
-        if (put != NULL) {
-            put_pool_submit(tier, pool, put);
-        }
-    }
-    struct kvist_tier_request *request = request_take(tier, KVIST_TIER_WRITE, done, ctx);
+    kvist_tier_pool_save(tier, pool);
+    struct kvist_tier_request *request = kvist_tier_request_take(tier, KVIST_TIER_WRITE, done, ctx);
     if (request == NULL) {
         return KVIST_BUSY;
     }
@@ -402,7 +374,7 @@ static void read_done(struct kvist_job *job)
         tier->counters.dropped_blocks_total++;
         tier->events.blocks_dropped(tier->ctx, &request->record.block, 1);
     }
-    request_finish(request);
+    kvist_tier_request_finish(request);
 }
 
 enum kvist_status kvist_tier_read(struct kvist_tier *tier,
@@ -418,7 +390,7 @@ enum kvist_status kvist_tier_read(struct kvist_tier *tier,
     if ((uintptr_t)target % KVIST_RECORD_PAGE_BYTES != 0) {
         return KVIST_INVALID;
     }
-    struct kvist_tier_request *request = request_take(tier, KVIST_TIER_READ, done, ctx);
+    struct kvist_tier_request *request = kvist_tier_request_take(tier, KVIST_TIER_READ, done, ctx);
     if (request == NULL) {
         return KVIST_BUSY;
     }
@@ -433,116 +405,8 @@ enum kvist_status kvist_tier_read(struct kvist_tier *tier,
     return KVIST_OK;
 }
 
-/* -- pools, sync ---------------------------------------------------------------------------- */
-
-/* What is newest is written, so that two puts that overtake each other end right. */
-static void put_pool_run(struct kvist_job *job)
-{
-    struct kvist_tier_request *request = (struct kvist_tier_request *)job;
-    struct kvist_tier *tier = request->tier;
-    request->status = kvist_tier_index_ready(tier->index, &request->err);
-    if (request->status == KVIST_OK) {
-        (void)pthread_mutex_lock(&tier->pool_lock);
-        struct kvist_tier_pool pool = request->pool->pool;
-        pool.generation = atomic_load(&request->pool->generation);
-        request->status = kvist_tier_index_put_pool(tier->index, &pool, &request->err);
-        (void)pthread_mutex_unlock(&tier->pool_lock);
-    }
-}
-
-static void put_pool_done(struct kvist_job *job)
-{
-    struct kvist_tier_request *request = (struct kvist_tier_request *)job;
-    struct kvist_tier *tier = request->tier;
-    request->pool->puts_in_flight--;
-    request->pool->unsaved = request->status != KVIST_OK;
-    if (request->status != KVIST_OK) {
-        tier->counters.write_errors_total++;
-        kvist_tier_text_set(tier->write_text, &request->err);
-    }
-    request_finish(request);
-}
-
-static void put_pool_submit(struct kvist_tier *tier,
-                            struct kvist_tier_known_pool *pool,
-                            struct kvist_tier_request *request)
-{
-    (void)tier;
-    request->pool = pool;
-    request->job.run = put_pool_run;
-    request->job.done = put_pool_done;
-    pool->puts_in_flight++;
-    if (kvist_workers_submit(tier->workers, &request->job) != KVIST_OK) {
-        pool->puts_in_flight--;
-        request->status = KVIST_CLOSED;
-        request_finish(request);
-    }
-}
-
-static enum kvist_status pool_add(struct kvist_tier *tier,
-                                  const struct kvist_tier_pool *pool,
-                                  struct kvist_tier_known_pool **known_out)
-{
-    uint32_t count = atomic_load(&tier->pool_count);
-    uint32_t tenant = 0;
-    if (count >= KVIST_TIER_POOLS_MAX) {
-        return KVIST_BUSY;
-    }
-    struct kvist_tier_known_pool *known = calloc(1, sizeof(*known));
-    if (known == NULL || kvist_extents_tenant(tier->extents, pool->tenant, &tenant) != KVIST_OK) {
-        free(known);
-        return KVIST_NO_MEMORY;
-    }
-    known->pool = *pool;
-    known->tenant = tenant;
-    atomic_store(&known->generation, pool->generation);
-    tier->pools[count] = known;
-    atomic_store_explicit(&tier->pool_count, count + 1, memory_order_release);
-    *known_out = known;
-    return KVIST_OK;
-}
-
-static bool pool_valid(const struct kvist_tier_pool *pool)
-{
-    return pool->slot_bytes >= KVIST_BLOCK_BYTES_MIN && pool->slot_bytes <= KVIST_BLOCK_BYTES_MAX &&
-           memchr(pool->tenant, '\0', sizeof(pool->tenant)) != NULL &&
-           memchr(pool->description, '\0', sizeof(pool->description)) != NULL;
-}
-
-enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
-                                      const struct kvist_tier_pool *pool,
-                                      kvist_tier_done_fn *done,
-                                      void *ctx)
-{
-    KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
-    struct kvist_tier_known_pool *known = pool_find(tier, pool->pool_id);
-    if (!pool_valid(pool) || (known != NULL && known->pool.slot_bytes != pool->slot_bytes)) {
-        return KVIST_INVALID;
-    }
-    if (known != NULL && pool->generation < atomic_load(&known->generation)) {
-        return KVIST_STALE;
-    }
-    struct kvist_tier_request *request = request_take(tier, KVIST_TIER_PUT_POOL, done, ctx);
-    if (request == NULL) {
-        return KVIST_BUSY;
-    }
-    memcpy(request->record.block.pool_id, pool->pool_id, KVIST_KEY_BYTES);
-    request->record.block.pool_generation = pool->generation;
-    if (known == NULL) {
-        enum kvist_status status = pool_add(tier, pool, &known);
-        if (status != KVIST_OK) {
-            request->next = tier->free;
-            tier->free = request;
-            tier->in_flight--;
-            return status;
-        }
-    } else if (atomic_load(&known->generation) != pool->generation) {
-        atomic_store(&known->generation, pool->generation); /* from here on, earlier is stale */
-        known->purge = true;
-    }
-    put_pool_submit(tier, known, request);
-    return KVIST_OK;
-}
+/* -- sync ---------------------------------------------------------------------------------------
+ */
 
 static void sync_run(struct kvist_job *job)
 {
@@ -561,13 +425,13 @@ static void sync_done(struct kvist_job *job)
         request->tier->counters.write_errors_total++;
         kvist_tier_text_set(request->tier->write_text, &request->err);
     }
-    request_finish(request);
+    kvist_tier_request_finish(request);
 }
 
 enum kvist_status kvist_tier_sync(struct kvist_tier *tier, kvist_tier_done_fn *done, void *ctx)
 {
     KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
-    struct kvist_tier_request *request = request_take(tier, KVIST_TIER_SYNC, done, ctx);
+    struct kvist_tier_request *request = kvist_tier_request_take(tier, KVIST_TIER_SYNC, done, ctx);
     if (request == NULL) {
         return KVIST_BUSY;
     }
@@ -635,28 +499,6 @@ static enum kvist_status open_extents(struct kvist_tier *tier, struct kvist_erro
     if (status == KVIST_OK) {
         tier->extent_first = kvist_extents_number_last(tier->extents);
     }
-    return status;
-}
-
-static enum kvist_status open_pools(struct kvist_tier *tier, struct kvist_error *err)
-{
-    size_t count = 0;
-    struct kvist_tier_pool *pools = calloc(KVIST_TIER_POOLS_MAX, sizeof(pools[0]));
-    if (pools == NULL) {
-        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for pools");
-    }
-    enum kvist_status status =
-        kvist_tier_index_pools(tier->index, pools, KVIST_TIER_POOLS_MAX, &count, err);
-    for (size_t index = 0; status == KVIST_OK && index < count; index++) {
-        struct kvist_tier_known_pool *known = NULL;
-        status = pool_add(tier, &pools[index], &known);
-        if (status == KVIST_OK) {
-            known->loaded = true;
-        } else {
-            (void)kvist_error_set(err, status, 0, "tier", "no memory for pools");
-        }
-    }
-    free(pools);
     return status;
 }
 
@@ -740,7 +582,7 @@ enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
         status = open_extents(tier, err);
     }
     if (status == KVIST_OK) {
-        status = open_pools(tier, err);
+        status = kvist_tier_pools_open(tier, err);
     }
     if (status == KVIST_OK) {
         status = kvist_tier_disk_sample(tier, &tier->other_bytes, &tier->index_bytes, err);

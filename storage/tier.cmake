@@ -5,11 +5,14 @@ target_link_libraries(kvist_tier PUBLIC kvist_base kvist_key)
 if(KVIST_WITH_ROCKSDB_ENABLED)
     target_sources(kvist_tier PRIVATE
         ${CMAKE_CURRENT_LIST_DIR}/extent.c
+        ${CMAKE_CURRENT_LIST_DIR}/extent_file.c
         ${CMAKE_CURRENT_LIST_DIR}/record.c
         ${CMAKE_CURRENT_LIST_DIR}/tier.c
+        ${CMAKE_CURRENT_LIST_DIR}/tier_codec.c
         ${CMAKE_CURRENT_LIST_DIR}/tier_disk.c
         ${CMAKE_CURRENT_LIST_DIR}/tier_index.c
-        ${CMAKE_CURRENT_LIST_DIR}/tier_keeper.c)
+        ${CMAKE_CURRENT_LIST_DIR}/tier_keeper.c
+        ${CMAKE_CURRENT_LIST_DIR}/tier_pool.c)
     target_include_directories(kvist_tier SYSTEM PRIVATE ${KVIST_ROCKSDB_INCLUDE})
     target_link_libraries(kvist_tier PUBLIC ${KVIST_ROCKSDB_LIBRARY})
 else()

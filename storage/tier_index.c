@@ -3,6 +3,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/fault.h"
+#include "storage/tier_codec.h"
 
 #include <rocksdb/c.h>
 
@@ -12,13 +13,8 @@
 #include <string.h>
 
 #define KEY              ((size_t)KVIST_KEY_BYTES)
-#define BLOCK_PREFIX     'b'
-#define EXTENT_PREFIX    'x'
-#define POOL_PREFIX      'p'
-#define BLOCK_KEY_BYTES  (1 + 2 * KEY)
-#define EXTENT_KEY_BYTES 13U
-#define POOL_KEY_BYTES   (1 + KEY)
-#define VALUE_VERSION    1U
+#define BLOCK_KEY_BYTES  KVIST_TIER_BLOCK_KEY_BYTES
+#define EXTENT_KEY_BYTES KVIST_TIER_EXTENT_KEY_BYTES
 #define REOPEN_US        1000000U
 #define CACHE_BYTES      ((size_t)8 << 20)
 #define OPEN_FILES_MAX   64
@@ -26,30 +22,6 @@
 #define MANIFEST_BYTES   ((size_t)256 << 10)
 #define FIXED_BYTES      (768U << 10) /* logs, manifest, options, directories */
 #define RECORD_BYTES     256U         /* both entries of a record in a table file, and its log */
-
-/* Value of a "b" entry. */
-struct block_value {
-    uint32_t version;
-    uint32_t extent;
-    uint64_t offset;
-    uint64_t parent_tag;
-    uint64_t pool_generation;
-    uint64_t block_bytes;
-    uint64_t checksum;
-};
-
-/* Value of a "p" entry. */
-struct pool_value {
-    uint32_t version;
-    uint32_t sparse;
-    uint64_t slot_bytes;
-    uint64_t generation;
-    char tenant[KVIST_TENANT_BYTES_MAX + 1];
-    char description[128];
-};
-
-_Static_assert(sizeof(struct block_value) == 48, "on disk");
-_Static_assert(sizeof(struct pool_value) == 24 + 64 + 128, "on disk");
 
 struct kvist_tier_index {
     char *path;
@@ -69,75 +41,6 @@ struct kvist_tier_index {
     uint32_t load_extent_max;
     uint8_t load_position[BLOCK_KEY_BYTES];
 };
-
-/* -- encoding ------------------------------------------------------------------------------- */
-
-static void block_key(const uint8_t *pool_id, const uint8_t *key, uint8_t key_out[BLOCK_KEY_BYTES])
-{
-    key_out[0] = BLOCK_PREFIX;
-    memcpy(key_out + 1, pool_id, KEY);
-    memcpy(key_out + 1 + KEY, key, KEY);
-}
-
-static void extent_key(uint32_t extent, uint64_t offset, uint8_t key_out[EXTENT_KEY_BYTES])
-{
-    key_out[0] = EXTENT_PREFIX;
-    for (int index = 0; index < 4; index++) {
-        key_out[1 + index] = (uint8_t)(extent >> (24 - 8 * index));
-    }
-    for (int index = 0; index < 8; index++) {
-        key_out[5 + index] = (uint8_t)(offset >> (56 - 8 * index));
-    }
-}
-
-static uint64_t extent_key_offset(const char *key)
-{
-    uint64_t offset = 0;
-    for (int index = 0; index < 8; index++) {
-        offset = offset << 8 | (uint8_t)key[5 + index];
-    }
-    return offset;
-}
-
-static void record_encode(const struct kvist_tier_record *record, struct block_value *value_out)
-{
-    *value_out = (struct block_value){
-        .version = VALUE_VERSION,
-        .extent = record->block.extent,
-        .offset = record->offset,
-        .parent_tag = record->block.parent_tag,
-        .pool_generation = record->block.pool_generation,
-        .block_bytes = record->block.block_bytes,
-        .checksum = record->block.checksum,
-    };
-}
-
-static bool record_decode(const uint8_t *pool_id,
-                          const uint8_t *key,
-                          const char *bytes,
-                          size_t length,
-                          struct kvist_tier_record *record_out)
-{
-    struct block_value value;
-    if (length != sizeof(value)) {
-        return false;
-    }
-    memcpy(&value, bytes, sizeof(value));
-    if (value.version != VALUE_VERSION || value.extent == 0 || value.block_bytes == 0 ||
-        value.block_bytes > KVIST_BLOCK_BYTES_MAX) {
-        return false;
-    }
-    memset(record_out, 0, sizeof(*record_out));
-    memcpy(record_out->block.pool_id, pool_id, KEY);
-    memcpy(record_out->block.key, key, KEY);
-    record_out->block.parent_tag = value.parent_tag;
-    record_out->block.pool_generation = value.pool_generation;
-    record_out->block.block_bytes = value.block_bytes;
-    record_out->block.checksum = value.checksum;
-    record_out->block.extent = value.extent;
-    record_out->offset = value.offset;
-    return true;
-}
 
 /* -- the database --------------------------------------------------------------------------- */
 
@@ -366,7 +269,7 @@ static enum kvist_status get_entered(struct kvist_tier_index *index,
                                      struct kvist_error *err)
 {
     uint8_t entry_key[BLOCK_KEY_BYTES];
-    block_key(pool_id, key, entry_key);
+    kvist_tier_block_key(pool_id, key, entry_key);
     char *text = NULL;
     rocksdb_pinnableslice_t *slice = NULL;
     if (kvist_fault_point("tier.index.get")) {
@@ -380,7 +283,7 @@ static enum kvist_status get_entered(struct kvist_tier_index *index,
     }
     size_t length = 0;
     const char *value = slice != NULL ? rocksdb_pinnableslice_value(slice, &length) : NULL;
-    bool found = value != NULL && record_decode(pool_id, key, value, length, record_out);
+    bool found = value != NULL && kvist_tier_block_decode(pool_id, key, value, length, record_out);
     rocksdb_pinnableslice_destroy(slice);
     return found ? KVIST_OK : KVIST_NOT_FOUND;
 }
@@ -419,7 +322,7 @@ static bool counts_locked(const struct kvist_tier_index *index,
                           const struct kvist_tier_record *record)
 {
     uint8_t entry_key[BLOCK_KEY_BYTES];
-    block_key(record->block.pool_id, record->block.key, entry_key);
+    kvist_tier_block_key(record->block.pool_id, record->block.key, entry_key);
     return !index->loading || record->block.extent > index->load_extent_max ||
            memcmp(entry_key, index->load_position, sizeof(entry_key)) <= 0;
 }
@@ -432,7 +335,7 @@ static bool same_place(const struct kvist_tier_record *a, const struct kvist_tie
 static void batch_delete_back(rocksdb_writebatch_t *batch, const struct kvist_tier_record *record)
 {
     uint8_t back_key[EXTENT_KEY_BYTES];
-    extent_key(record->block.extent, record->offset, back_key);
+    kvist_tier_extent_key(record->block.extent, record->offset, back_key);
     rocksdb_writebatch_delete(batch, (const char *)back_key, sizeof(back_key));
 }
 
@@ -443,13 +346,13 @@ static enum kvist_status put_locked(struct kvist_tier_index *index,
 {
     uint8_t entry_key[BLOCK_KEY_BYTES];
     uint8_t back_key[EXTENT_KEY_BYTES];
-    struct block_value value;
-    block_key(record->block.pool_id, record->block.key, entry_key);
-    extent_key(record->block.extent, record->offset, back_key);
-    record_encode(record, &value);
+    uint8_t value[KVIST_TIER_BLOCK_VALUE_BYTES];
+    kvist_tier_block_key(record->block.pool_id, record->block.key, entry_key);
+    kvist_tier_extent_key(record->block.extent, record->offset, back_key);
+    kvist_tier_block_encode(record, value);
     rocksdb_writebatch_t *batch = rocksdb_writebatch_create();
     rocksdb_writebatch_put(
-        batch, (const char *)entry_key, sizeof(entry_key), (const char *)&value, sizeof(value));
+        batch, (const char *)entry_key, sizeof(entry_key), (const char *)value, sizeof(value));
     rocksdb_writebatch_put(
         batch, (const char *)back_key, sizeof(back_key), (const char *)entry_key + 1, 2 * KEY);
     if (old != NULL) {
@@ -517,7 +420,7 @@ enum kvist_status kvist_tier_index_remove(struct kvist_tier_index *index,
         enum kvist_status got =
             get_entered(index, records[at].block.pool_id, records[at].block.key, &now, NULL);
         if (got == KVIST_OK && same_place(&now, &records[at])) {
-            block_key(now.block.pool_id, now.block.key, entry_key);
+            kvist_tier_block_key(now.block.pool_id, now.block.key, entry_key);
             rocksdb_writebatch_delete(batch, (const char *)entry_key, sizeof(entry_key));
             batch_delete_back(batch, &now);
             removed_out[at] = counts_locked(index, &now);
@@ -600,7 +503,7 @@ static enum kvist_status collect_locked(struct kvist_tier_index *index,
     size_t from_bytes = prefix_bytes;
     memcpy(from, prefix, prefix_bytes);
     if (cursor->started) {
-        block_key(cursor->pool_id, cursor->key, from);
+        kvist_tier_block_key(cursor->pool_id, cursor->key, from);
         from[BLOCK_KEY_BYTES] = 0; /* just after it */
         from_bytes = sizeof(from);
     }
@@ -614,7 +517,8 @@ static enum kvist_status collect_locked(struct kvist_tier_index *index,
         const uint8_t *key = (const uint8_t *)rocksdb_iter_key(scan.iterator, &key_bytes);
         const char *value = rocksdb_iter_value(scan.iterator, &value_bytes);
         if (key_bytes != BLOCK_KEY_BYTES ||
-            !record_decode(key + 1, key + 1 + KEY, value, value_bytes, &records_out[count])) {
+            !kvist_tier_block_decode(
+                key + 1, key + 1 + KEY, value, value_bytes, &records_out[count])) {
             scan_drop_current(&scan, index);
             continue;
         }
@@ -644,7 +548,7 @@ enum kvist_status kvist_tier_index_load(struct kvist_tier_index *index,
                                         size_t *count_out,
                                         struct kvist_error *err)
 {
-    const uint8_t prefix[] = {BLOCK_PREFIX};
+    const uint8_t prefix[] = {KVIST_TIER_BLOCK_PREFIX};
     size_t count = 0;
     (void)pthread_mutex_lock(&index->modify);
     enum kvist_status status = enter(index, err);
@@ -661,7 +565,7 @@ enum kvist_status kvist_tier_index_load(struct kvist_tier_index *index,
         leave(index);
     }
     index->loading = status != KVIST_OK || count > 0;
-    block_key(cursor->pool_id, cursor->key, index->load_position);
+    kvist_tier_block_key(cursor->pool_id, cursor->key, index->load_position);
     if (status == KVIST_OK) {
         *count_out = count;
     }
@@ -678,7 +582,7 @@ enum kvist_status kvist_tier_index_scan_pool(struct kvist_tier_index *index,
                                              struct kvist_error *err)
 {
     uint8_t prefix[1 + KEY];
-    prefix[0] = BLOCK_PREFIX;
+    prefix[0] = KVIST_TIER_BLOCK_PREFIX;
     memcpy(prefix + 1, pool_id, KEY);
     (void)pthread_mutex_lock(&index->modify);
     enum kvist_status status = enter(index, err);
@@ -708,7 +612,7 @@ enum kvist_status kvist_tier_index_scan_extent(struct kvist_tier_index *index,
                                                struct kvist_error *err)
 {
     uint8_t from[EXTENT_KEY_BYTES];
-    extent_key(extent, cursor->started ? cursor->offset + 1 : 0, from);
+    kvist_tier_extent_key(extent, cursor->started ? cursor->offset + 1 : 0, from);
     enum kvist_status status = enter(index, err);
     if (status != KVIST_OK) {
         return status;
@@ -720,15 +624,15 @@ enum kvist_status kvist_tier_index_scan_extent(struct kvist_tier_index *index,
     for (; seen < capacity && rocksdb_iter_valid(scan.iterator); rocksdb_iter_next(scan.iterator)) {
         size_t key_bytes = 0;
         size_t value_bytes = 0;
-        const char *key = rocksdb_iter_key(scan.iterator, &key_bytes);
+        const uint8_t *key = (const uint8_t *)rocksdb_iter_key(scan.iterator, &key_bytes);
         const uint8_t *value = (const uint8_t *)rocksdb_iter_value(scan.iterator, &value_bytes);
         seen++;
-        if (key_bytes != EXTENT_KEY_BYTES || value_bytes != 2 * KEY) {
+        if (key_bytes != EXTENT_KEY_BYTES || value_bytes != KVIST_TIER_EXTENT_VALUE_BYTES) {
             scan_drop_current(&scan, index);
             continue;
         }
         cursor->started = true;
-        cursor->offset = extent_key_offset(key);
+        cursor->offset = kvist_tier_extent_key_offset(key);
         if (get_entered(index, value, value + KEY, &records_out[count], NULL) == KVIST_OK &&
             records_out[count].block.extent == extent &&
             records_out[count].offset == cursor->offset) {
@@ -751,8 +655,8 @@ enum kvist_status kvist_tier_index_forget_extent(struct kvist_tier_index *index,
 {
     uint8_t from[EXTENT_KEY_BYTES];
     uint8_t to[EXTENT_KEY_BYTES];
-    extent_key(extent, 0, from);
-    extent_key(extent + 1, 0, to);
+    kvist_tier_extent_key(extent, 0, from);
+    kvist_tier_extent_key(extent + 1, 0, to);
     enum kvist_status status = enter(index, err);
     if (status == KVIST_OK) {
         rocksdb_writebatch_t *batch = rocksdb_writebatch_create();
@@ -769,7 +673,7 @@ enum kvist_status kvist_tier_index_extent_last(struct kvist_tier_index *index,
                                                uint32_t *extent_out,
                                                struct kvist_error *err)
 {
-    const uint8_t prefix[] = {EXTENT_PREFIX};
+    const uint8_t prefix[] = {KVIST_TIER_EXTENT_PREFIX};
     uint32_t extent = 0;
     enum kvist_status status = enter(index, err);
     if (status != KVIST_OK) {
@@ -782,8 +686,7 @@ enum kvist_status kvist_tier_index_extent_last(struct kvist_tier_index *index,
         size_t key_bytes = 0;
         const uint8_t *key = (const uint8_t *)rocksdb_iter_key(scan.iterator, &key_bytes);
         if (key_bytes == EXTENT_KEY_BYTES) {
-            extent = (uint32_t)key[1] << 24 | (uint32_t)key[2] << 16 | (uint32_t)key[3] << 8 |
-                     (uint32_t)key[4];
+            extent = kvist_tier_extent_key_number(key);
         }
     }
     status = scan_end(&scan, index, err);
@@ -800,22 +703,15 @@ enum kvist_status kvist_tier_index_put_pool(struct kvist_tier_index *index,
                                             const struct kvist_tier_pool *pool,
                                             struct kvist_error *err)
 {
-    struct pool_value value;
-    uint8_t key[POOL_KEY_BYTES];
-    memset(&value, 0, sizeof(value));
-    value.version = VALUE_VERSION;
-    value.sparse = pool->sparse ? 1 : 0;
-    value.slot_bytes = pool->slot_bytes;
-    value.generation = pool->generation;
-    (void)snprintf(value.tenant, sizeof(value.tenant), "%s", pool->tenant);
-    (void)snprintf(value.description, sizeof(value.description), "%s", pool->description);
-    key[0] = POOL_PREFIX;
-    memcpy(key + 1, pool->pool_id, KEY);
+    uint8_t key[KVIST_TIER_POOL_KEY_BYTES];
+    uint8_t value[KVIST_TIER_POOL_VALUE_BYTES];
+    kvist_tier_pool_key(pool->pool_id, key);
+    kvist_tier_pool_encode(pool, value);
     enum kvist_status status = enter(index, err);
     if (status == KVIST_OK) {
         rocksdb_writebatch_t *batch = rocksdb_writebatch_create();
         rocksdb_writebatch_put(
-            batch, (const char *)key, sizeof(key), (const char *)&value, sizeof(value));
+            batch, (const char *)key, sizeof(key), (const char *)value, sizeof(value));
         status = write_entered(index, batch, true, err);
         rocksdb_writebatch_destroy(batch);
         leave(index);
@@ -823,39 +719,12 @@ enum kvist_status kvist_tier_index_put_pool(struct kvist_tier_index *index,
     return status;
 }
 
-static bool pool_decode(const char *key,
-                        size_t key_bytes,
-                        const char *bytes,
-                        size_t length,
-                        struct kvist_tier_pool *pool_out)
-{
-    struct pool_value value;
-    if (key_bytes != POOL_KEY_BYTES || length != sizeof(value)) {
-        return false;
-    }
-    memcpy(&value, bytes, sizeof(value));
-    if (value.version != VALUE_VERSION || value.slot_bytes == 0 ||
-        value.slot_bytes > KVIST_BLOCK_BYTES_MAX ||
-        memchr(value.tenant, '\0', sizeof(value.tenant)) == NULL ||
-        memchr(value.description, '\0', sizeof(value.description)) == NULL) {
-        return false;
-    }
-    memset(pool_out, 0, sizeof(*pool_out));
-    memcpy(pool_out->pool_id, key + 1, KEY);
-    pool_out->slot_bytes = value.slot_bytes;
-    pool_out->generation = value.generation;
-    pool_out->sparse = value.sparse != 0;
-    memcpy(pool_out->tenant, value.tenant, sizeof(pool_out->tenant));
-    memcpy(pool_out->description, value.description, sizeof(pool_out->description));
-    return true;
-}
-
 /* Entered. */
 static bool pool_has_entries(struct kvist_tier_index *index, const uint8_t *pool_id)
 {
     uint8_t prefix[1 + KEY];
     struct scan scan;
-    prefix[0] = BLOCK_PREFIX;
+    prefix[0] = KVIST_TIER_BLOCK_PREFIX;
     memcpy(prefix + 1, pool_id, KEY);
     scan_begin(&scan, index, prefix, sizeof(prefix), prefix, sizeof(prefix));
     bool valid = rocksdb_iter_valid(scan.iterator) != 0;
@@ -868,7 +737,7 @@ enum kvist_status kvist_tier_index_pools(struct kvist_tier_index *index,
                                          size_t *count_out,
                                          struct kvist_error *err)
 {
-    const uint8_t prefix[] = {POOL_PREFIX};
+    const uint8_t prefix[] = {KVIST_TIER_POOL_PREFIX};
     size_t count = 0;
     enum kvist_status status = enter(index, err);
     if (status != KVIST_OK) {
@@ -880,9 +749,9 @@ enum kvist_status kvist_tier_index_pools(struct kvist_tier_index *index,
          rocksdb_iter_next(scan.iterator)) {
         size_t key_bytes = 0;
         size_t value_bytes = 0;
-        const char *key = rocksdb_iter_key(scan.iterator, &key_bytes);
+        const uint8_t *key = (const uint8_t *)rocksdb_iter_key(scan.iterator, &key_bytes);
         const char *value = rocksdb_iter_value(scan.iterator, &value_bytes);
-        if (pool_decode(key, key_bytes, value, value_bytes, &pools_out[count]) &&
+        if (kvist_tier_pool_decode(key, key_bytes, value, value_bytes, &pools_out[count]) &&
             pool_has_entries(index, pools_out[count].pool_id)) {
             count++;
         } else {

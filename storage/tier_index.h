@@ -3,10 +3,7 @@
  *
  * Role        maps (pool, key) to a record and (extent, offset) back to its (pool, key); keeps the
  *             pools. Reopens the database after a background error; never ends the process.
- * Shapes      "b" pool key -> version, extent, offset, parent tag, generation, length, checksum
- *             "x" extent offset (both big-endian, so that they sort) -> pool key
- *             "p" pool -> version, slot bytes, generation, sparse, tenant, description
- *             other integers little-endian
+ * Shapes      tier_codec.h
  * Threads     any; the calls block. No iterator outlives a call: one that is alive at close would
  *             abort the process.
  * Limits      memory: the block cache (8 MiB) and two memtables; disk: kvist_tier_index_reserve()

@@ -1,8 +1,8 @@
 /*
  * tier_internal - what the files of the tier share.
  *
- * Role        tier.c: front, requests; tier_keeper.c: loading, room, clearing; tier_disk.c: the
- *             directory.
+ * Role        tier.c: front, requests; tier_pool.c: pools; tier_keeper.c: loading, room, clearing;
+ *             tier_disk.c: the directory.
  * Threads     members are the loop's unless marked; a request or a keeper's step belongs to a
  *             worker while its job is submitted
  */
@@ -179,11 +179,31 @@ uint64_t kvist_tier_room(struct kvist_tier *tier);
 /** Largest record that this tier takes. */
 uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier);
 
+/* tier_pool.c: pools. */
+KVIST_MUST_USE enum kvist_status kvist_tier_pools_open(struct kvist_tier *tier,
+                                                       struct kvist_error *err);
+
+/** NULL: no such pool. Any thread. */
+struct kvist_tier_known_pool *kvist_tier_pool_find(struct kvist_tier *tier,
+                                                   const uint8_t pool_id[KVIST_KEY_BYTES]);
+
 /** The pool's current generation, to be read again and again; NULL: no such pool. Any thread. */
 const _Atomic uint64_t *kvist_tier_pool_generation(struct kvist_tier *tier,
                                                    const uint8_t pool_id[KVIST_KEY_BYTES]);
 
+/** Try again what failed when the pool was put. */
+void kvist_tier_pool_save(struct kvist_tier *tier, struct kvist_tier_known_pool *pool);
+
 /* tier.c: requests. */
+
+/** A request from the free list, cleared; NULL: the limit is reached. */
+struct kvist_tier_request *kvist_tier_request_take(struct kvist_tier *tier,
+                                                   enum kvist_tier_request_kind kind,
+                                                   kvist_tier_done_fn *done,
+                                                   void *ctx);
+
+/** Give a request back and call its completion. */
+void kvist_tier_request_finish(struct kvist_tier_request *request);
 void kvist_tier_waiting_resubmit(struct kvist_tier *tier);
 void kvist_tier_waiting_fail(struct kvist_tier *tier, enum kvist_status status);
 void kvist_tier_text_set(char text[128], const struct kvist_error *err);

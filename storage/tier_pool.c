@@ -1,0 +1,170 @@
+/*
+ * The pools that the tier knows, and their being remembered. A pool is known from
+ * kvist_tier_put_pool() on, in this process, and on disk from its completion on. Generations only
+ * grow: from the call on, blocks of an earlier one are neither written nor read.
+ */
+#include "proto/base/check.h"
+#include "storage/tier_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kvist_tier_known_pool *kvist_tier_pool_find(struct kvist_tier *tier,
+                                                   const uint8_t pool_id[KVIST_KEY_BYTES])
+{
+    uint32_t count = atomic_load_explicit(&tier->pool_count, memory_order_acquire);
+    for (uint32_t index = 0; index < count; index++) {
+        if (memcmp(tier->pools[index]->pool.pool_id, pool_id, KVIST_KEY_BYTES) == 0) {
+            return tier->pools[index];
+        }
+    }
+    return NULL;
+}
+
+const _Atomic uint64_t *kvist_tier_pool_generation(struct kvist_tier *tier,
+                                                   const uint8_t pool_id[KVIST_KEY_BYTES])
+{
+    const struct kvist_tier_known_pool *pool = kvist_tier_pool_find(tier, pool_id);
+    return pool != NULL ? &pool->generation : NULL;
+}
+
+/* What is newest is written, so that two puts that overtake each other end right. */
+static void put_pool_run(struct kvist_job *job)
+{
+    struct kvist_tier_request *request = (struct kvist_tier_request *)job;
+    struct kvist_tier *tier = request->tier;
+    request->status = kvist_tier_index_ready(tier->index, &request->err);
+    if (request->status == KVIST_OK) {
+        (void)pthread_mutex_lock(&tier->pool_lock);
+        struct kvist_tier_pool pool = request->pool->pool;
+        pool.generation = atomic_load(&request->pool->generation);
+        request->status = kvist_tier_index_put_pool(tier->index, &pool, &request->err);
+        (void)pthread_mutex_unlock(&tier->pool_lock);
+    }
+}
+
+static void put_pool_done(struct kvist_job *job)
+{
+    struct kvist_tier_request *request = (struct kvist_tier_request *)job;
+    struct kvist_tier *tier = request->tier;
+    request->pool->puts_in_flight--;
+    request->pool->unsaved = request->status != KVIST_OK;
+    if (request->status != KVIST_OK) {
+        tier->counters.write_errors_total++;
+        kvist_tier_text_set(tier->write_text, &request->err);
+    }
+    kvist_tier_request_finish(request);
+}
+
+static void put_submit(struct kvist_tier_known_pool *pool, struct kvist_tier_request *request)
+{
+    struct kvist_tier *tier = request->tier;
+    request->pool = pool;
+    request->job.run = put_pool_run;
+    request->job.done = put_pool_done;
+    pool->puts_in_flight++;
+    if (kvist_workers_submit(tier->workers, &request->job) != KVIST_OK) {
+        pool->puts_in_flight--;
+        request->status = KVIST_CLOSED;
+        kvist_tier_request_finish(request);
+    }
+}
+
+static enum kvist_status pool_add(struct kvist_tier *tier,
+                                  const struct kvist_tier_pool *pool,
+                                  struct kvist_tier_known_pool **known_out)
+{
+    uint32_t count = atomic_load(&tier->pool_count);
+    uint32_t tenant = 0;
+    if (count >= KVIST_TIER_POOLS_MAX) {
+        return KVIST_BUSY;
+    }
+    struct kvist_tier_known_pool *known = calloc(1, sizeof(*known));
+    if (known == NULL || kvist_extents_tenant(tier->extents, pool->tenant, &tenant) != KVIST_OK) {
+        free(known);
+        return KVIST_NO_MEMORY;
+    }
+    known->pool = *pool;
+    known->tenant = tenant;
+    atomic_store(&known->generation, pool->generation);
+    tier->pools[count] = known;
+    atomic_store_explicit(&tier->pool_count, count + 1, memory_order_release);
+    *known_out = known;
+    return KVIST_OK;
+}
+
+static bool pool_valid(const struct kvist_tier_pool *pool)
+{
+    return pool->slot_bytes >= KVIST_BLOCK_BYTES_MIN && pool->slot_bytes <= KVIST_BLOCK_BYTES_MAX &&
+           memchr(pool->tenant, '\0', sizeof(pool->tenant)) != NULL &&
+           memchr(pool->description, '\0', sizeof(pool->description)) != NULL;
+}
+
+enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
+                                      const struct kvist_tier_pool *pool,
+                                      kvist_tier_done_fn *done,
+                                      void *ctx)
+{
+    KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
+    struct kvist_tier_known_pool *known = kvist_tier_pool_find(tier, pool->pool_id);
+    if (!pool_valid(pool) || (known != NULL && known->pool.slot_bytes != pool->slot_bytes)) {
+        return KVIST_INVALID;
+    }
+    if (known != NULL && pool->generation < atomic_load(&known->generation)) {
+        return KVIST_STALE;
+    }
+    struct kvist_tier_request *request =
+        kvist_tier_request_take(tier, KVIST_TIER_PUT_POOL, done, ctx);
+    if (request == NULL) {
+        return KVIST_BUSY;
+    }
+    memcpy(request->record.block.pool_id, pool->pool_id, KVIST_KEY_BYTES);
+    request->record.block.pool_generation = pool->generation;
+    if (known == NULL) {
+        enum kvist_status status = pool_add(tier, pool, &known);
+        if (status != KVIST_OK) {
+            request->next = tier->free;
+            tier->free = request;
+            tier->in_flight--;
+            return status;
+        }
+    } else if (atomic_load(&known->generation) != pool->generation) {
+        atomic_store(&known->generation, pool->generation); /* from here on, earlier is stale */
+        known->purge = true;
+    }
+    put_submit(known, request);
+    return KVIST_OK;
+}
+
+void kvist_tier_pool_save(struct kvist_tier *tier, struct kvist_tier_known_pool *pool)
+{
+    if (pool->unsaved && pool->puts_in_flight == 0) {
+        struct kvist_tier_request *request =
+            kvist_tier_request_take(tier, KVIST_TIER_PUT_POOL, NULL, NULL);
+        if (request != NULL) {
+            put_submit(pool, request);
+        }
+    }
+}
+
+enum kvist_status kvist_tier_pools_open(struct kvist_tier *tier, struct kvist_error *err)
+{
+    size_t count = 0;
+    struct kvist_tier_pool *pools = calloc(KVIST_TIER_POOLS_MAX, sizeof(pools[0]));
+    if (pools == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for pools");
+    }
+    enum kvist_status status =
+        kvist_tier_index_pools(tier->index, pools, KVIST_TIER_POOLS_MAX, &count, err);
+    for (size_t index = 0; status == KVIST_OK && index < count; index++) {
+        struct kvist_tier_known_pool *known = NULL;
+        status = pool_add(tier, &pools[index], &known);
+        if (status == KVIST_OK) {
+            known->loaded = true;
+        } else {
+            (void)kvist_error_set(err, status, 0, "tier", "no memory for pools");
+        }
+    }
+    free(pools);
+    return status;
+}
