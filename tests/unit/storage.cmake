@@ -1,6 +1,11 @@
+# The store and its parts. Included by units.cmake.
 add_library(kvist_test_engine STATIC support/engine.c)
 target_link_libraries(kvist_test_engine PUBLIC kvist_storage kvist_key kvist_test_support)
 
+kvist_add_unit(evict unit/evict_test.c kvist_test_engine)
+kvist_add_unit(map unit/map_test.c kvist_test_engine)
+kvist_add_unit(page unit/page_test.c kvist_test_engine)
+kvist_add_unit(policy unit/policy_test.c kvist_test_engine)
 kvist_add_unit(store unit/store_test.c kvist_test_engine)
 if(KVIST_WITH_ROCKSDB_ENABLED)
     kvist_add_unit(store_tier unit/store_tier_test.c kvist_test_engine)
