@@ -11,17 +11,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
-#define KEY              ((size_t)KVIST_KEY_BYTES)
-#define BLOCK_KEY_BYTES  KVIST_TIER_BLOCK_KEY_BYTES
-#define EXTENT_KEY_BYTES KVIST_TIER_EXTENT_KEY_BYTES
-#define REOPEN_US        1000000U
-#define CACHE_BYTES      ((size_t)8 << 20)
-#define OPEN_FILES_MAX   64
-#define LOG_FILE_BYTES   ((size_t)64 << 10)
-#define MANIFEST_BYTES   ((size_t)256 << 10)
-#define FIXED_BYTES      (768U << 10) /* logs, manifest, options, directories */
-#define RECORD_BYTES     256U         /* both entries of a record in a table file, and its log */
+#define KEY                 ((size_t)KVIST_KEY_BYTES)
+#define BLOCK_KEY_BYTES     KVIST_TIER_BLOCK_KEY_BYTES
+#define EXTENT_KEY_BYTES    KVIST_TIER_EXTENT_KEY_BYTES
+#define REOPEN_ROOM_BYTES   (4ULL << 20)
+#define EXTENT_PREFIX_BYTES 5U /* of an extent key: all but the offset */
+#define REOPEN_US           1000000U
+#define CACHE_BYTES         ((size_t)8 << 20)
+#define OPEN_FILES_MAX      64
+#define LOG_FILE_BYTES      ((size_t)64 << 10)
+#define MANIFEST_BYTES      ((size_t)256 << 10)
+#define FIXED_BYTES         (768U << 10) /* logs, manifest, options, directories */
+#define RECORD_BYTES        256U         /* both entries of a record in a table file, and its log */
 
 struct kvist_tier_index {
     char *path;
@@ -109,7 +112,9 @@ static bool options_make(struct kvist_tier_index *index)
     rocksdb_options_set_max_open_files(options, OPEN_FILES_MAX);
     rocksdb_options_set_keep_log_file_num(options, 2);
     rocksdb_options_set_max_log_file_size(options, LOG_FILE_BYTES);
-    rocksdb_options_set_info_log_level(options, 3); /* errors */
+    /* Nothing but a header: RocksDB with assertions aborts when its log cannot be written, as on a
+       full disk. What goes wrong comes back from each call. */
+    rocksdb_options_set_info_log_level(options, 5);
     rocksdb_options_set_stats_dump_period_sec(options, 0);
     rocksdb_options_set_max_manifest_file_size(options, MANIFEST_BYTES);
     rocksdb_options_set_manifest_preallocation_size(options, 4096);
@@ -207,11 +212,29 @@ void kvist_tier_index_close(struct kvist_tier_index **index_inout)
     *index_inout = NULL;
 }
 
+static enum kvist_status refuse_failed(struct kvist_error *err)
+{
+    return kvist_error_set(
+        err, KVIST_UNAVAILABLE, 0, "rocksdb", "the index failed, and is tried again");
+}
+
+/* Opening writes a log's header, which must not fail: see options_create(). */
+static bool has_room(const struct kvist_tier_index *index)
+{
+    struct statvfs disk;
+    return statvfs(index->path, &disk) != 0 ||
+           (uint64_t)disk.f_bavail * disk.f_frsize >= REOPEN_ROOM_BYTES;
+}
+
 /* Close and open. When it cannot be opened for writing it still answers reads, if it can. */
 static enum kvist_status reopen(struct kvist_tier_index *index, struct kvist_error *err)
 {
     char *text = NULL;
     enum kvist_status status = KVIST_OK;
+    if (!has_room(index)) {
+        return kvist_error_set(
+            err, KVIST_NO_SPACE, 0, "rocksdb", "the disk is full, and the index waits for room");
+    }
     (void)pthread_rwlock_wrlock(&index->gate);
     if (index->db != NULL) {
         rocksdb_close(index->db);
@@ -241,8 +264,7 @@ enum kvist_status kvist_tier_index_ready(struct kvist_tier_index *index, struct 
     if (atomic_load(&index->failed)) {
         uint64_t now_us = kvist_clock_now_us();
         if (index->reopened_us != 0 && now_us - index->reopened_us < REOPEN_US) {
-            status = kvist_error_set(
-                err, KVIST_UNAVAILABLE, 0, "rocksdb", "the index failed, and is tried again");
+            status = refuse_failed(err);
         } else {
             index->reopened_us = now_us;
             status = reopen(index, err);
@@ -488,48 +510,45 @@ static void scan_drop_current(struct scan *scan, struct kvist_tier_index *index)
     }
 }
 
-/* Entered, modify held. Collect decoded "b" entries from the cursor on; malformed ones go. */
+/* Entered, modify held. Decoded "b" entries from where the walk is; malformed ones go. */
 static enum kvist_status collect_locked(struct kvist_tier_index *index,
                                         const uint8_t *prefix,
                                         size_t prefix_bytes,
-                                        struct kvist_tier_cursor *cursor,
                                         uint32_t extent_max,
-                                        struct kvist_tier_record *records_out,
-                                        size_t capacity,
-                                        size_t *count_out,
+                                        struct kvist_tier_walk *walk,
                                         struct kvist_error *err)
 {
     uint8_t from[BLOCK_KEY_BYTES + 1];
     size_t from_bytes = prefix_bytes;
     memcpy(from, prefix, prefix_bytes);
-    if (cursor->started) {
-        kvist_tier_block_key(cursor->pool_id, cursor->key, from);
+    if (walk->started) {
+        kvist_tier_block_key(walk->pool_id, walk->key, from);
         from[BLOCK_KEY_BYTES] = 0; /* just after it */
         from_bytes = sizeof(from);
     }
     struct scan scan;
-    size_t count = 0;
+    walk->count = 0;
     scan_begin(&scan, index, prefix, prefix_bytes, from, from_bytes);
-    for (; count < capacity && rocksdb_iter_valid(scan.iterator);
+    for (; walk->count < KVIST_TIER_BATCH && rocksdb_iter_valid(scan.iterator);
          rocksdb_iter_next(scan.iterator)) {
         size_t key_bytes = 0;
         size_t value_bytes = 0;
         const uint8_t *key = (const uint8_t *)rocksdb_iter_key(scan.iterator, &key_bytes);
         const char *value = rocksdb_iter_value(scan.iterator, &value_bytes);
+        struct kvist_tier_record *record = &walk->records[walk->count];
         if (key_bytes != BLOCK_KEY_BYTES ||
-            !kvist_tier_block_decode(
-                key + 1, key + 1 + KEY, value, value_bytes, &records_out[count])) {
+            !kvist_tier_block_decode(key + 1, key + 1 + KEY, value, value_bytes, record)) {
             scan_drop_current(&scan, index);
             continue;
         }
-        cursor->started = true;
-        memcpy(cursor->pool_id, key + 1, KEY);
-        memcpy(cursor->key, key + 1 + KEY, KEY);
-        if (records_out[count].block.extent <= extent_max) {
-            count++;
+        walk->started = true;
+        memcpy(walk->pool_id, key + 1, KEY);
+        memcpy(walk->key, key + 1 + KEY, KEY);
+        if (record->block.extent <= extent_max) {
+            walk->count++;
         }
     }
-    *count_out = count;
+    walk->end = walk->count < KVIST_TIER_BATCH;
     return scan_end(&scan, index, err);
 }
 
@@ -542,43 +561,27 @@ void kvist_tier_index_load_begin(struct kvist_tier_index *index, uint32_t extent
 }
 
 enum kvist_status kvist_tier_index_load(struct kvist_tier_index *index,
-                                        struct kvist_tier_cursor *cursor,
-                                        struct kvist_tier_record *records_out,
-                                        size_t capacity,
-                                        size_t *count_out,
+                                        struct kvist_tier_walk *walk,
                                         struct kvist_error *err)
 {
     const uint8_t prefix[] = {KVIST_TIER_BLOCK_PREFIX};
-    size_t count = 0;
     (void)pthread_mutex_lock(&index->modify);
     enum kvist_status status = enter(index, err);
     if (status == KVIST_OK) {
-        status = collect_locked(index,
-                                prefix,
-                                sizeof(prefix),
-                                cursor,
-                                index->load_extent_max,
-                                records_out,
-                                capacity,
-                                &count,
-                                err);
+        status = collect_locked(index, prefix, sizeof(prefix), index->load_extent_max, walk, err);
         leave(index);
     }
-    index->loading = status != KVIST_OK || count > 0;
-    kvist_tier_block_key(cursor->pool_id, cursor->key, index->load_position);
+    index->loading = status != KVIST_OK || !walk->end;
     if (status == KVIST_OK) {
-        *count_out = count;
+        kvist_tier_block_key(walk->pool_id, walk->key, index->load_position);
     }
     (void)pthread_mutex_unlock(&index->modify);
     return status;
 }
 
-enum kvist_status kvist_tier_index_scan_pool(struct kvist_tier_index *index,
+enum kvist_status kvist_tier_index_walk_pool(struct kvist_tier_index *index,
                                              const uint8_t pool_id[KVIST_KEY_BYTES],
-                                             struct kvist_tier_cursor *cursor,
-                                             struct kvist_tier_record *records_out,
-                                             size_t capacity,
-                                             size_t *count_out,
+                                             struct kvist_tier_walk *walk,
                                              struct kvist_error *err)
 {
     uint8_t prefix[1 + KEY];
@@ -587,41 +590,30 @@ enum kvist_status kvist_tier_index_scan_pool(struct kvist_tier_index *index,
     (void)pthread_mutex_lock(&index->modify);
     enum kvist_status status = enter(index, err);
     if (status == KVIST_OK) {
-        status = collect_locked(index,
-                                prefix,
-                                sizeof(prefix),
-                                cursor,
-                                UINT32_MAX,
-                                records_out,
-                                capacity,
-                                count_out,
-                                err);
+        status = collect_locked(index, prefix, sizeof(prefix), UINT32_MAX, walk, err);
         leave(index);
     }
     (void)pthread_mutex_unlock(&index->modify);
     return status;
 }
 
-enum kvist_status kvist_tier_index_scan_extent(struct kvist_tier_index *index,
+enum kvist_status kvist_tier_index_walk_extent(struct kvist_tier_index *index,
                                                uint32_t extent,
-                                               struct kvist_tier_cursor *cursor,
-                                               struct kvist_tier_record *records_out,
-                                               size_t capacity,
-                                               size_t *count_out,
-                                               bool *end_out,
+                                               struct kvist_tier_walk *walk,
                                                struct kvist_error *err)
 {
     uint8_t from[EXTENT_KEY_BYTES];
-    kvist_tier_extent_key(extent, cursor->started ? cursor->offset + 1 : 0, from);
+    kvist_tier_extent_key(extent, walk->started ? walk->offset + 1 : 0, from);
     enum kvist_status status = enter(index, err);
     if (status != KVIST_OK) {
         return status;
     }
     struct scan scan;
-    size_t count = 0;
     size_t seen = 0;
-    scan_begin(&scan, index, from, 5, from, sizeof(from));
-    for (; seen < capacity && rocksdb_iter_valid(scan.iterator); rocksdb_iter_next(scan.iterator)) {
+    walk->count = 0;
+    scan_begin(&scan, index, from, EXTENT_PREFIX_BYTES, from, sizeof(from));
+    for (; seen < KVIST_TIER_BATCH && rocksdb_iter_valid(scan.iterator);
+         rocksdb_iter_next(scan.iterator)) {
         size_t key_bytes = 0;
         size_t value_bytes = 0;
         const uint8_t *key = (const uint8_t *)rocksdb_iter_key(scan.iterator, &key_bytes);
@@ -631,21 +623,17 @@ enum kvist_status kvist_tier_index_scan_extent(struct kvist_tier_index *index,
             scan_drop_current(&scan, index);
             continue;
         }
-        cursor->started = true;
-        cursor->offset = kvist_tier_extent_key_offset(key);
-        if (get_entered(index, value, value + KEY, &records_out[count], NULL) == KVIST_OK &&
-            records_out[count].block.extent == extent &&
-            records_out[count].offset == cursor->offset) {
-            count++;
+        struct kvist_tier_record *record = &walk->records[walk->count];
+        walk->started = true;
+        walk->offset = kvist_tier_extent_key_offset(key);
+        if (get_entered(index, value, value + KEY, record, NULL) == KVIST_OK &&
+            record->block.extent == extent && record->offset == walk->offset) {
+            walk->count++;
         }
     }
-    bool end = seen < capacity;
+    walk->end = seen < KVIST_TIER_BATCH;
     status = scan_end(&scan, index, err);
     leave(index);
-    if (status == KVIST_OK) {
-        *count_out = count;
-        *end_out = end;
-    }
     return status;
 }
 
@@ -770,6 +758,10 @@ enum kvist_status kvist_tier_index_sync(struct kvist_tier_index *index, struct k
 {
     char *text = NULL;
     enum kvist_status status = enter(index, err);
+    if (status == KVIST_OK && atomic_load(&index->failed)) {
+        leave(index);
+        return refuse_failed(err); /* with assertions, its log takes no second failure */
+    }
     if (status == KVIST_OK) {
         rocksdb_flush_wal(index->db, 1, &text);
         if (text != NULL) {
