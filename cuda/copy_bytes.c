@@ -1,12 +1,12 @@
 /*
  * copy_bytes - memcpy for blocks that are larger than what the cache should hold of them.
  *
- * Role        a block's target is not read soon, so its lines need not be fetched before they are
- *             overwritten: stores go past the cache. Four pages advance side by side, which keeps
- *             more DRAM banks and prefetch streams busy than one. Below NT_BYTES_MIN, and on other
- *             processors than x86-64, plain memcpy.
+ * Role        a block's target is not read soon, so its lines need not be fetched before they
+ *             are overwritten: stores go past the cache. Four pages advance side by side, which
+ *             keeps more DRAM banks and prefetch streams busy than one. Below NT_BYTES_MIN, and
+ *             on other processors than x86-64, plain memcpy.
  * Source      tests/bench/copy_bench.c has the figures; glibc's large_memcpy works by the same
- * plan, above a threshold that is larger than any block
+ *             plan, above a threshold that is larger than any block
  */
 #include "cuda/copy_internal.h"
 

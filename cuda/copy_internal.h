@@ -49,6 +49,7 @@ struct kvist_copy_job {
     size_t cursor_offset;  /* host */
     size_t cursor_layer;   /* host */
     void *begin_event;     /* device: what the caller's stream had at submit */
+    uint64_t failures;     /* device: of the lane's stream when the job was taken up */
     size_t layers_issued;  /* device: layers whose event is recorded */
     size_t chunks_pending; /* device: staged chunks not scattered to their slots yet */
     bool issued;           /* device: all its work is with the device */

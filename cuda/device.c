@@ -77,11 +77,15 @@ static bool settled_locked(const struct kvist_copy_job *job)
 static void
 job_end(struct kvist_device *device, struct kvist_copy_job *job, enum kvist_status status)
 {
+    struct kvist_lane *lane = &device->lanes[job->direction];
     if (status != KVIST_OK) {
-        (void)device->runtime->stream_synchronize(device->device,
-                                                  device->lanes[job->direction].stream);
+        kvist_lane_synchronize(lane);
+    }
+    (void)pthread_mutex_lock(&device->mutex);
+    if (status != KVIST_OK || job->failures != lane->failures) {
         job->status = KVIST_SYSTEM;
     }
+    (void)pthread_mutex_unlock(&device->mutex);
     job->ended_us = kvist_clock_now_us();
 }
 

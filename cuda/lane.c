@@ -19,6 +19,16 @@ kvist_lane_copy(struct kvist_lane *lane, const struct kvist_copy_piece *pieces, 
         device->device, lane->stream, lane->direction, pieces, piece_count);
 }
 
+void kvist_lane_synchronize(struct kvist_lane *lane)
+{
+    struct kvist_device *device = lane->owner;
+    if (device->runtime->stream_synchronize(device->device, lane->stream) != KVIST_OK) {
+        (void)pthread_mutex_lock(&device->mutex);
+        lane->failures++;
+        (void)pthread_mutex_unlock(&device->mutex);
+    }
+}
+
 /* Hand over one layer's pieces, and put its event behind them. */
 static enum kvist_status
 layer_issue(struct kvist_lane *lane, struct kvist_copy_job *job, size_t layer, size_t piece)
@@ -71,9 +81,10 @@ static enum kvist_status layers_issue(struct kvist_lane *lane, struct kvist_copy
 static void job_issue(struct kvist_lane *lane, struct kvist_copy_job *job)
 {
     struct kvist_device *device = lane->owner;
+    lane->ticket++;
     enum kvist_status status = layers_issue(lane, job);
     if (status != KVIST_OK) {
-        (void)device->runtime->stream_synchronize(device->device, lane->stream);
+        kvist_lane_synchronize(lane);
         lane->batch_count = 0;
         kvist_ring_reset(&lane->ring);
     }
@@ -107,6 +118,7 @@ static void *lane_thread(void *ctx)
         if (job != NULL) {
             lane->head = job->next;
             lane->tail = lane->head == NULL ? NULL : lane->tail;
+            job->failures = lane->failures;
         }
         bool drains = chunks_wait(lane);
         (void)pthread_mutex_unlock(&device->mutex);
@@ -204,7 +216,7 @@ void kvist_lane_fini(struct kvist_lane *lane)
         (void)pthread_join(lane->thread, NULL);
     }
     if (lane->stream != NULL) {
-        (void)runtime->stream_synchronize(device, lane->stream);
+        kvist_lane_synchronize(lane);
     }
     for (size_t index = 0; index < lane->ring.chunk_count; index++) {
         if (lane->ring.chunks[index].event != NULL) {

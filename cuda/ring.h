@@ -26,9 +26,10 @@ struct kvist_ring_part {
 };
 
 struct kvist_ring_chunk {
-    unsigned char *memory; /* [chunk_bytes] */
-    void *event;           /* the caller's */
-    struct kvist_copy_job *job;
+    unsigned char *memory;         /* [chunk_bytes] */
+    void *event;                   /* the caller's */
+    struct kvist_copy_job *job;    /* the caller's */
+    uint64_t ticket;               /* the caller's */
     struct kvist_ring_part *parts; /* [KVIST_RING_PARTS_MAX] */
     size_t part_count;
     size_t used_bytes; /* with the gaps of the alignment */
@@ -43,8 +44,7 @@ struct kvist_ring {
     size_t in_flight;
 };
 
-/** chunk_count chunks over memory of chunk_count * chunk_bytes; chunk_bytes a multiple of the
- * alignment. */
+/** Over memory of chunk_count * chunk_bytes; chunk_bytes is a multiple of the alignment. */
 KVIST_MUST_USE enum kvist_status
 kvist_ring_init(struct kvist_ring *ring, void *memory, size_t chunk_bytes, size_t chunk_count);
 

@@ -4,10 +4,12 @@
  * Role        the only file that calls CUDA. Needs no GPU to be linked or loaded: the static
  *             runtime library opens the driver when it is first used.
  * Threads     cudaSetDevice() in a caller's thread and back would leave a context, some hundred
- * MiB, on the caller's device, which may well be another one (a thread that never chose has device
- * 0). So a call whose thread is on another device runs in a thread of its own. Errors      a call
- * that failed clears the thread's last error: the engine's own checks would find it otherwise
- * Source      CUDA runtime API: Memory Management, Stream Management, Event Management
+ *             MiB, on the caller's device, which may well be another one (a thread that never
+ *             chose has device 0). So a call whose thread is on another device runs in a thread
+ *             of its own.
+ * Errors      a call that failed clears the thread's last error: the engine's own checks would
+ *             find it otherwise
+ * Source      CUDA runtime API: Memory, Stream and Event Management
  */
 #include "cuda/runtime.h"
 

@@ -1,13 +1,14 @@
 /*
  * runtime - the few device calls that the direct and staged ways stand on.
  *
- * Role        one table of calls, two implementations: rt_cuda.c (the CUDA runtime) and rt_host.c
- *             (host memory, streams as queues that a thread executes in order), so that the same
- *             state machines run and are tested where there is no GPU.
+ * Role        one table of calls, two implementations: rt_cuda.c (the CUDA runtime) and
+ *             rt_host.c (host memory, streams as queues that a thread executes in order), so
+ *             that the same state machines run and are tested where there is no GPU.
  * Ownership   a device is opened and closed; streams, events and pinned memory are given back
- * before it is closed Threads     any; one stream and one event at a time by one thread. The
- * caller's current device is never changed. A thread of our own calls thread_enter once. Errors
- * SYSTEM, with the foreign code in the error; NO_MEMORY; UNSUPPORTED
+ *             before it is closed
+ * Threads     any; one stream and one event at a time by one thread. The caller's current device
+ *             is never changed. A thread of our own calls thread_enter once.
+ * Errors      SYSTEM, with the foreign code in the error; NO_MEMORY; UNSUPPORTED
  */
 #ifndef KVIST_COPY_RUNTIME_H
 #define KVIST_COPY_RUNTIME_H

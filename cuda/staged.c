@@ -26,7 +26,7 @@ enum kvist_status kvist_staged_drain(struct kvist_lane *lane)
             : device->runtime->event_synchronize(device->device, chunk->event);
     if (status != KVIST_OK) {
         /* The chunk is used again: nothing may still be on its way into or out of it. */
-        (void)device->runtime->stream_synchronize(device->device, lane->stream);
+        kvist_lane_synchronize(lane);
     }
     struct kvist_copy_job *job = chunk->job;
     if (job != NULL) {
@@ -35,8 +35,9 @@ enum kvist_status kvist_staged_drain(struct kvist_lane *lane)
         }
         chunk_settle(lane, job, status != KVIST_OK);
     }
+    bool current = chunk->ticket == lane->ticket;
     kvist_ring_pop(&lane->ring);
-    return status;
+    return current ? status : KVIST_OK;
 }
 
 /* Hand the filled chunk to the device, with an event behind it. */
@@ -85,6 +86,7 @@ enum kvist_status kvist_staged_flush(struct kvist_lane *lane, struct kvist_copy_
         job->chunks_pending++;
         (void)pthread_mutex_unlock(&device->mutex);
     }
+    chunk->ticket = lane->ticket;
     kvist_ring_push(&lane->ring);
     atomic_fetch_add_explicit(&device->counters->staged_bytes, bytes, memory_order_relaxed);
     return KVIST_OK;

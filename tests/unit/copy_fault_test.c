@@ -2,6 +2,8 @@
  * copy: what happens when the device fails.
  */
 #include "proto/base/fault.h"
+
+#define BLOCKS (LAYERS * LAYER_BLOCKS) /* more bytes than the staging ring has */
 #include "tests/unit/copy_rig.h"
 
 /* A job that is reported as done has copied every byte. */
@@ -11,7 +13,7 @@ static void expect_honest(struct rig *rig, uint64_t job, size_t slot_offset)
     KVIST_TEST_EQUAL(result.job, job);
     KVIST_TEST_TRUE(result.status == KVIST_OK || result.status == KVIST_SYSTEM);
     if (result.status == KVIST_OK) {
-        rig_plan_blocks(rig, 1, LAYERS * LAYER_BLOCKS, slot_offset);
+        rig_plan_blocks(rig, 1, BLOCKS, slot_offset);
         KVIST_TEST_TRUE(rig_plan_equal(rig));
     }
 }
@@ -29,12 +31,12 @@ static bool submit_layers(struct rig *rig, uint64_t job, enum kvist_copy_directi
 /* A load, then two stores at a time, while a pass through some fault point fails. */
 static void faulted_round(struct rig *rig)
 {
-    static const size_t offsets[] = {REGISTERED_HALF - 10 * 131072UL,
-                                     REGISTERED_HALF - 10 * 131072UL,
-                                     SLOTS_BYTES - 20 * 131072UL};
-    memset(rig->slots + offsets[0], 0x21, LAYERS * LAYER_BLOCKS * rig_shapes[1].page);
+    const size_t bytes = BLOCKS * rig_shapes[1].page;
+    const size_t offsets[] = {
+        REGISTERED_HALF - bytes / 2, REGISTERED_HALF - bytes / 2, SLOTS_BYTES - bytes};
+    memset(rig->slots + offsets[0], 0x21, bytes);
     memset(rig->tensors[1].base, 0x43, rig->tensor_bytes[1]);
-    rig_plan_blocks(rig, 1, LAYERS * LAYER_BLOCKS, offsets[0]);
+    rig_plan_blocks(rig, 1, BLOCKS, offsets[0]);
     if (submit_layers(rig, 0, KVIST_COPY_LOAD)) {
         kvist_copy_wait(rig->copy, 0);
         expect_honest(rig, 0, offsets[0]);
@@ -42,7 +44,7 @@ static void faulted_round(struct rig *rig)
     memset(rig->tensors[1].base, 0x65, rig->tensor_bytes[1]);
     bool submitted[3] = {false};
     for (uint64_t job = 1; job < 3; job++) {
-        rig_plan_blocks(rig, 1, LAYERS * LAYER_BLOCKS, offsets[job]);
+        rig_plan_blocks(rig, 1, BLOCKS, offsets[job]);
         submitted[job] = submit_layers(rig, job, KVIST_COPY_STORE);
     }
     for (uint64_t job = 1; job < 3; job++) {
@@ -51,6 +53,27 @@ static void faulted_round(struct rig *rig)
             expect_honest(rig, job, offsets[job]);
         }
     }
+}
+
+/* The object works again, and nothing of the failed jobs moves any more. */
+static void expect_works(struct rig *rig, unsigned char value)
+{
+    memset(rig->slots + REGISTERED_HALF - BLOCKS / 2 * rig_shapes[1].page,
+           0x87,
+           BLOCKS * rig_shapes[1].page);
+    memset(rig->tensors[1].base, 0xa9, rig->tensor_bytes[1]);
+    memset(rig->tensors[0].base, value, rig->tensor_bytes[0]);
+    rig_plan_blocks(rig, 0, 60, 0);
+    KVIST_TEST_STATUS(rig_submit(rig, 9, KVIST_COPY_STORE, rig->stream), KVIST_OK);
+    rig_expect_done(rig, 9);
+    KVIST_TEST_TRUE(rig_plan_holds(rig, value, true));
+    memset(rig->tensors[0].base, 0, rig->tensor_bytes[0]);
+    KVIST_TEST_STATUS(rig_submit(rig, 9, KVIST_COPY_LOAD, rig->stream), KVIST_OK);
+    rig_expect_done(rig, 9);
+    KVIST_TEST_TRUE(rig_plan_holds(rig, value, false));
+    rig_plan_blocks(rig, 1, BLOCKS, REGISTERED_HALF - BLOCKS / 2 * rig_shapes[1].page);
+    KVIST_TEST_TRUE(rig_plan_holds(rig, 0x87, true));
+    KVIST_TEST_TRUE(rig_plan_holds(rig, 0xa9, false));
 }
 
 static void failures_fail_the_job_alone(struct rig *rig)
@@ -67,12 +90,7 @@ static void failures_fail_the_job_alone(struct rig *rig)
         faulted_round(rig);
         passes = kvist_fault_disarm();
         KVIST_TEST_TRUE(rig_stats(rig).jobs_failed - failed_before <= 3);
-        /* The object works again. */
-        rig_plan_blocks(rig, 1, 20, REGISTERED_HALF - 10 * rig_shapes[1].page);
-        memset(rig->tensors[1].base, (int)nth, rig->tensor_bytes[1]);
-        KVIST_TEST_STATUS(rig_submit(rig, 9, KVIST_COPY_STORE, rig->stream), KVIST_OK);
-        rig_expect_done(rig, 9);
-        KVIST_TEST_TRUE(rig_plan_holds(rig, (unsigned char)nth, true));
+        expect_works(rig, (unsigned char)nth);
     } while (nth < passes);
     KVIST_TEST_TRUE(nth > 50);
     KVIST_TEST_TRUE(rig_stats(rig).jobs_failed > 20);

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #define POLL_PAUSE_NS 50000L
+#define FILL_PERIOD   65521UL
 
 const struct rig_shape rig_shapes[TENSORS] = {
     {67, 8192, 8001}, {23, 131072 + 64, 131072}, {3, (2UL << 20) + 512, 2UL << 20}};
@@ -29,11 +30,16 @@ uint64_t rig_random_below(struct rig *rig, uint64_t bound)
     return random_next(rig) % bound;
 }
 
+/* Random bytes, repeated with a period that no size here is a multiple of. */
 void rig_fill(struct rig *rig, unsigned char *memory, size_t bytes)
 {
-    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    size_t period = bytes < FILL_PERIOD ? bytes : FILL_PERIOD;
+    for (size_t at = 0; at < period; at += sizeof(uint64_t)) {
         uint64_t value = random_next(rig);
-        memcpy(memory + at, &value, bytes - at < sizeof(value) ? bytes - at : sizeof(value));
+        memcpy(memory + at, &value, period - at < sizeof(value) ? period - at : sizeof(value));
+    }
+    for (size_t at = period; at < bytes; at += period) {
+        memcpy(memory + at, memory, bytes - at < period ? bytes - at : period);
     }
 }
 

@@ -21,8 +21,8 @@
 #define SLOTS_BYTES     (12UL << 20)
 #define REGISTERED_HALF (SLOTS_BYTES / 2)
 #define RANGES_MAX      256U
-#define LAYERS          5U
-#define LAYER_BLOCKS    4U
+#define LAYERS          4U
+#define LAYER_BLOCKS    3U
 
 struct rig_shape {
     uint64_t block_count;

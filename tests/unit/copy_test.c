@@ -247,12 +247,16 @@ static void jobs_are_bounded_and_reported_once(struct rig *rig)
 
 static void destroy_waits_for_jobs(struct rig *rig)
 {
-    rig_plan_blocks(rig, 1, 20, REGISTERED_HALF - 10 * rig_shapes[1].page);
-    for (uint64_t job = 0; job < 8; job++) {
+    const size_t job_bytes = rig_shapes[0].block_count * rig_shapes[0].page;
+    for (uint64_t job = 0; job < 16; job++) {
+        rig_plan_blocks(rig, 0, rig_shapes[0].block_count, job * job_bytes);
         KVIST_TEST_STATUS(rig_submit(rig, job, KVIST_COPY_STORE, rig->stream), KVIST_OK);
     }
     kvist_copy_destroy(&rig->copy);
-    KVIST_TEST_TRUE(rig_plan_equal(rig));
+    for (uint64_t job = 0; job < 16; job++) {
+        rig_plan_blocks(rig, 0, rig_shapes[0].block_count, job * job_bytes);
+        KVIST_TEST_TRUE(rig_plan_equal(rig));
+    }
 }
 
 static void source_is_free_once_reported(struct rig *rig)
@@ -390,7 +394,7 @@ static void layers_store_before_overwriting(struct rig *rig)
 {
     size_t starts[LAYERS + 1];
     rig_layer_starts(starts);
-    rig_plan_blocks(rig, 1, LAYERS * LAYER_BLOCKS, REGISTERED_HALF - 10 * rig_shapes[1].page);
+    rig_plan_blocks(rig, 1, LAYERS * LAYER_BLOCKS, REGISTERED_HALF - 5 * rig_shapes[1].page);
     memset(rig->tensors[1].base, 0x3c, rig->tensor_bytes[1]);
     KVIST_TEST_STATUS(
         kvist_copy_submit_layers(

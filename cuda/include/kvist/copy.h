@@ -8,20 +8,21 @@
  * Shapes      tensor t: [block_count][block_stride_bytes]; a plan is a list of ranges, each
  *             bytes long: tensor t, block b, offset o in the block <-> address in a slot
  * Units       bytes; microseconds
- * Ownership   tensors and slots are borrowed from submit until the job is reported; a plan's ranges
- *             are copied at submit
- * Threads     submit, poll, wait: one thread at a time; segment_add, segment_remove, stats: any
- *             thread, also beside those; create before, destroy after all others. Copies run
- *             elsewhere (device streams, the implementation's own threads). Those threads do not
- *             survive a fork: create in the process that copies
- * Order       no order between two jobs that have not been reported: a slot or tensor block that
- * one job writes is not used by another until the first was reported Limits      ranges lie inside
- * their tensor's page_bytes: checked at submit. KVIST_COPY_RANGES_MAX a plan, KVIST_COPY_JOBS_MAX
- * jobs that were not reported Errors      INVALID: a range outside its tensor, nothing was copied;
- * EXISTS: the job's number is in use; BUSY: too many jobs, poll first; UNSUPPORTED: this build or
- * machine has no such device; SYSTEM: a device error, the job is reported as failed, its target
- * bytes are undefined. A failed job touches nothing once it has been reported, and later jobs work
- *             where the device still does
+ * Ownership   tensors and slots are borrowed from submit until the job is reported; a plan's
+ *             ranges are copied at submit
+ * Threads     submit, poll, wait, layer_wait: one thread at a time; segment_add, segment_remove,
+ *             stats: any thread, also beside those; create before, destroy after all others.
+ *             Copies run elsewhere (device streams, the implementation's own threads). Those
+ *             threads do not survive a fork: create in the process that copies.
+ * Order       none between two jobs that have not been reported: a slot or tensor block that one
+ *             job writes is not used by another until the first was reported
+ * Limits      ranges lie inside their tensor's page_bytes: checked at submit.
+ *             KVIST_COPY_RANGES_MAX a plan, KVIST_COPY_JOBS_MAX jobs that were not reported
+ * Errors      INVALID: a range outside its tensor, nothing was copied; EXISTS: the job's number
+ *             is in use; BUSY: too many jobs, poll first; UNSUPPORTED: this build or machine has
+ *             no such device; SYSTEM: a device error, the job is reported as failed, its target
+ *             bytes are undefined. A failed job touches nothing once it has been reported, and
+ *             later jobs work where the device still does.
  * Source      CUDA runtime API: cudaHostRegister, cudaMemcpyBatchAsync, stream-ordered events
  */
 #ifndef KVIST_COPY_H
