@@ -30,8 +30,7 @@ void kvist_client_wake(struct kvist_client *client)
     (void)written;
 }
 
-/* --- Create ------------------------------------------------------------------------------------
- */
+/* --- Create -------------------------------------------------------------------------------- */
 
 static enum kvist_status check_options(const struct kvist_client_options *options,
                                        struct kvist_error *err)
@@ -217,8 +216,7 @@ free_client:
     return status;
 }
 
-/* --- Destroy -----------------------------------------------------------------------------------
- */
+/* --- Destroy ------------------------------------------------------------------------------- */
 
 static void stop_thread(struct kvist_client *client)
 {
@@ -268,8 +266,7 @@ void kvist_client_destroy(struct kvist_client **client_ref)
     free(client);
 }
 
-/* --- Pump --------------------------------------------------------------------------------------
- */
+/* --- Pump ---------------------------------------------------------------------------------- */
 
 int kvist_client_fd(const struct kvist_client *client)
 {
@@ -409,8 +406,7 @@ enum kvist_status kvist_client_thread_start(struct kvist_client *client, struct 
     return KVIST_OK;
 }
 
-/* --- Wait --------------------------------------------------------------------------------------
- */
+/* --- Wait ---------------------------------------------------------------------------------- */
 
 static void wait_changed_locked(struct kvist_client *client, uint64_t deadline_us)
 {
@@ -494,8 +490,7 @@ void kvist_client_last_error(const struct kvist_client *client, struct kvist_err
     (void)pthread_mutex_unlock(client->lock);
 }
 
-/* --- Statistics --------------------------------------------------------------------------------
- */
+/* --- Statistics ---------------------------------------------------------------------------- */
 
 static void add_epoch(const struct kvist_epoch *epoch, struct kvist_client_stats *stats)
 {
@@ -526,8 +521,7 @@ void kvist_client_stats(const struct kvist_client *client, struct kvist_client_s
     *stats_out = stats;
 }
 
-/* --- Keys --------------------------------------------------------------------------------------
- */
+/* --- Keys ---------------------------------------------------------------------------------- */
 
 enum kvist_status
 kvist_client_key(const void *bytes, size_t length, uint8_t key_out[KVIST_KEY_BYTES])

@@ -47,7 +47,8 @@ enum kvist_ticket_state {
 };
 
 struct kvist_ticket {
-    uint64_t reservation;
+    uint64_t reservation; /* of the latest grant under this ticket, NONE or not */
+    uint64_t told_on;     /* NONE: number of the connection that its commit or return went out on */
     uint32_t slot;
     uint8_t pool; /* index in kvist_client.pools */
     uint8_t state;
@@ -169,8 +170,7 @@ struct kvist_client {
     struct kvist_client_stats stats; /* counters; gauges are filled in when asked */
 };
 
-/* --- Reading shared memory ---------------------------------------------------------------------
- */
+/* --- Reading shared memory ----------------------------------------------------------------- */
 
 static inline void *kvist_page_at(const struct kvist_epoch *epoch, uint64_t offset)
 {
@@ -236,8 +236,7 @@ static inline const struct kvist_segment_entry *kvist_map_segment(const struct k
     return &table[segment];
 }
 
-/* --- client.c ----------------------------------------------------------------------------------
- */
+/* --- client.c ------------------------------------------------------------------------------ */
 
 /** Allocate zeroed memory; NULL also where the fault point "client.alloc" says so. */
 void *kvist_client_alloc(size_t count, size_t bytes);
@@ -251,8 +250,7 @@ enum kvist_status kvist_client_wait_for(struct kvist_client *client,
                                         const void *ctx,
                                         uint64_t timeout_us);
 
-/* --- link.c: the socket --------------------------------------------------------------------------
- */
+/* --- link.c: the socket -------------------------------------------------------------------- */
 
 /** Connect and send Hello; on failure the next try is scheduled. Pump. */
 void kvist_link_connect(struct kvist_client *client);

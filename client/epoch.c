@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-/* --- Session page ------------------------------------------------------------------------------
- */
+/* --- Session page -------------------------------------------------------------------------- */
 
 static enum kvist_status check_page(const struct kvist_client *client,
                                     struct kvist_epoch *epoch,
@@ -132,8 +131,7 @@ void kvist_epoch_retire_locked(struct kvist_client *client)
     client->current = NULL;
 }
 
-/* --- Views -------------------------------------------------------------------------------------
- */
+/* --- Views --------------------------------------------------------------------------------- */
 
 struct kvist_view *kvist_view_current_locked(const struct kvist_pool *pool)
 {
@@ -201,8 +199,7 @@ void kvist_map_view_close(struct kvist_map_view *map)
     kvist_memfd_unmap(&map->base, map->header.map_bytes);
 }
 
-/* --- Sweeping ----------------------------------------------------------------------------------
- */
+/* --- Sweeping ------------------------------------------------------------------------------ */
 
 /* A lease of any process of the session, also of one that died: its ranks may be reading. */
 static bool has_leases(const struct kvist_epoch *epoch)

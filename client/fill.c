@@ -1,8 +1,14 @@
 #include "client/core.h"
 #include "proto/key/key.h"
 
-/* --- Grants ------------------------------------------------------------------------------------
- */
+/* --- Grants -------------------------------------------------------------------------------- */
+
+/* Its commit or return is on its way. */
+static void finish_ticket(const struct kvist_client *client, struct kvist_ticket *ticket)
+{
+    ticket->state = KVIST_TICKET_NONE;
+    ticket->told_on = client->stats.connects;
+}
 
 static void post_return_locked(struct kvist_client *client,
                                const struct kvist_view *view,
@@ -52,7 +58,7 @@ void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_poo
             post_return_locked(client, view, slots, count, &status);
         }
         for (size_t index = 0; index < count && status == KVIST_OK; index++) {
-            epoch->tickets[slots[index].ticket].state = KVIST_TICKET_NONE;
+            finish_ticket(client, &epoch->tickets[slots[index].ticket]);
         }
     }
 }
@@ -82,51 +88,86 @@ static bool is_filled(const struct kvist_epoch *epoch, uint32_t ticket, uint64_t
     return false;
 }
 
+/*
+ * What becomes of a slot that is granted. After a reconnect the daemon says again what it has
+ * granted. Taken once, a slot must not be taken again under the same reservation: its old fill
+ * marks would vouch for bytes that were never written. So when its commit or return was lost with
+ * an earlier connection it goes back; when that is on its way on this one, nothing is to be done.
+ */
+static enum kvist_ticket_state judge_grant(const struct kvist_client *client,
+                                           const Kvist__Wire__Grant__Slot *slot)
+{
+    const struct kvist_ticket *ticket = &client->current->tickets[slot->ticket];
+    if (ticket->reservation == slot->reservation) {
+        bool lost = ticket->state == KVIST_TICKET_NONE && ticket->told_on != client->stats.connects;
+        return lost ? KVIST_TICKET_RETURN : (enum kvist_ticket_state)ticket->state;
+    }
+    return is_filled(client->current, slot->ticket, slot->reservation) ? KVIST_TICKET_RETURN
+                                                                       : KVIST_TICKET_HELD;
+}
+
+static enum kvist_status grant_slot(struct kvist_client *client,
+                                    const struct kvist_pool *pool,
+                                    struct kvist_view *view,
+                                    const Kvist__Wire__Grant__Slot *slot,
+                                    struct kvist_error *err)
+{
+    struct kvist_epoch *epoch = client->current;
+    if (slot->slot >= view->map.header.slot_max || slot->ticket >= epoch->page_header.ticket_max ||
+        slot->reservation == 0) {
+        return kvist_error_set(
+            err, KVIST_PROTOCOL, 0, "peer", "the daemon sent a grant of no slot");
+    }
+    struct kvist_ticket *ticket = &epoch->tickets[slot->ticket];
+    bool is_new = ticket->reservation != slot->reservation;
+    if (is_new && (ticket->state == KVIST_TICKET_HELD || ticket->state == KVIST_TICKET_TAKEN)) {
+        return kvist_error_set(
+            err, KVIST_PROTOCOL, 0, "peer", "the daemon granted a ticket that is in use");
+    }
+    enum kvist_ticket_state state = judge_grant(client, slot);
+    *ticket = (struct kvist_ticket){
+        .reservation = slot->reservation,
+        .told_on = ticket->told_on,
+        .slot = slot->slot,
+        .pool = (uint8_t)pool->index,
+        .state = (uint8_t)state,
+    };
+    if (is_new && state == KVIST_TICKET_HELD) {
+        view->held[view->held_count++] = slot->ticket;
+    }
+    return KVIST_OK;
+}
+
 enum kvist_status kvist_grant_receive_locked(struct kvist_client *client,
                                              struct kvist_pool *pool,
                                              struct kvist_view *view,
                                              const Kvist__Wire__Grant *grant,
                                              struct kvist_error *err)
 {
-    struct kvist_epoch *epoch = client->current;
+    enum kvist_status status = KVIST_OK;
     bool returns = false;
-    for (size_t index = 0; index < grant->n_slots; index++) {
-        const Kvist__Wire__Grant__Slot *slot = grant->slots[index];
-        if (slot->slot >= view->map.header.slot_max ||
-            slot->ticket >= epoch->page_header.ticket_max || slot->reservation == 0) {
-            return kvist_error_set(
-                err, KVIST_PROTOCOL, 0, "peer", "the daemon sent a grant of no slot");
-        }
-        struct kvist_ticket *ticket = &epoch->tickets[slot->ticket];
-        if (ticket->state != KVIST_TICKET_NONE && ticket->reservation == slot->reservation) {
-            continue; /* said again after a reconnect */
-        }
-        if (ticket->state == KVIST_TICKET_HELD || ticket->state == KVIST_TICKET_TAKEN) {
-            return kvist_error_set(
-                err, KVIST_PROTOCOL, 0, "peer", "the daemon granted a ticket that is in use");
-        }
-        /* Whose commit was lost with a connection must not be taken again: its old fill marks
-         * would vouch for bytes that were never written. */
-        bool filled = is_filled(epoch, slot->ticket, slot->reservation);
-        *ticket = (struct kvist_ticket){
-            .reservation = slot->reservation,
-            .slot = slot->slot,
-            .pool = (uint8_t)pool->index,
-            .state = filled ? KVIST_TICKET_RETURN : KVIST_TICKET_HELD,
-        };
-        if (!filled) {
-            view->held[view->held_count++] = slot->ticket;
-        }
-        returns = returns || filled;
+    for (size_t index = 0; index < grant->n_slots && status == KVIST_OK; index++) {
+        status = grant_slot(client, pool, view, grant->slots[index], err);
+        returns = returns || (status == KVIST_OK &&
+                              client->current->tickets[grant->slots[index]->ticket].state ==
+                                  KVIST_TICKET_RETURN);
     }
     if (returns) {
         kvist_grant_return_due_locked(client, pool);
     }
-    return KVIST_OK;
+    return status;
 }
 
-/* --- Take --------------------------------------------------------------------------------------
- */
+/* --- Take ---------------------------------------------------------------------------------- */
+
+/* The pool was cleared since the slot was granted: what is put there can no longer be committed. */
+static bool is_stale(const struct kvist_view *view, uint32_t slot)
+{
+    return atomic_load_explicit(&kvist_map_slot(&view->map, slot)->pool_generation,
+                                memory_order_relaxed) !=
+           atomic_load_explicit(&kvist_map_shared_header(&view->map)->generation,
+                                memory_order_relaxed);
+}
 
 enum kvist_status kvist_pool_take(struct kvist_pool *pool,
                                   size_t take_max,
@@ -143,9 +184,15 @@ enum kvist_status kvist_pool_take(struct kvist_pool *pool,
     struct kvist_view *view = kvist_view_current_locked(pool);
     bool usable = view != NULL && client->link == KVIST_LINK_UP && pool->state == KVIST_POOL_OPEN &&
                   !client->broken;
+    bool returns = false;
     while (usable && count < take_max && view->held_count > 0) {
         uint32_t number = view->held[--view->held_count];
         struct kvist_ticket *ticket = &client->current->tickets[number];
+        if (is_stale(view, ticket->slot)) {
+            ticket->state = KVIST_TICKET_RETURN;
+            returns = true;
+            continue;
+        }
         ticket->state = KVIST_TICKET_TAKEN;
         takes_out[count++] = (struct kvist_take){
             .instance = client->current->instance,
@@ -153,6 +200,9 @@ enum kvist_status kvist_pool_take(struct kvist_pool *pool,
             .slot = ticket->slot,
             .ticket = number,
         };
+    }
+    if (returns) {
+        kvist_grant_return_due_locked(client, pool);
     }
     client->stats.takes += count;
     client->stats.take_shortfalls += count < take_max;
@@ -189,8 +239,7 @@ void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, 
     (void)pthread_mutex_unlock(client->lock);
 }
 
-/* --- Commit ------------------------------------------------------------------------------------
- */
+/* --- Commit -------------------------------------------------------------------------------- */
 
 /* Post the commit of up to KVIST_BATCH_KEYS takes. Their tickets are used up, or returned. */
 static enum kvist_status post_commit_locked(struct kvist_pool *pool,
@@ -250,7 +299,7 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
     envelope.commit = &commit;
     enum kvist_status status = kvist_link_post_locked(client, &envelope);
     for (size_t index = 0; index < block_count && status == KVIST_OK; index++) {
-        client->current->tickets[blocks[index].ticket].state = KVIST_TICKET_NONE;
+        finish_ticket(client, &client->current->tickets[blocks[index].ticket]);
     }
     client->stats.commits += status == KVIST_OK ? block_count : 0;
     return status;
@@ -284,8 +333,7 @@ enum kvist_status kvist_pool_commit(struct kvist_pool *pool,
     return status;
 }
 
-/* --- Ranks -------------------------------------------------------------------------------------
- */
+/* --- Ranks --------------------------------------------------------------------------------- */
 
 enum kvist_status kvist_pool_pin(struct kvist_pool *pool, uint64_t instance)
 {

@@ -8,8 +8,7 @@ struct found_block {
     struct kvist_entry_copy entry;
 };
 
-/* --- Finding -----------------------------------------------------------------------------------
- */
+/* --- Finding ------------------------------------------------------------------------------- */
 
 /* The segment is live and every rank of the session has it mapped. */
 static bool
@@ -95,8 +94,7 @@ enum kvist_status kvist_pool_probe(struct kvist_pool *pool,
     return KVIST_OK;
 }
 
-/* --- Leasing -----------------------------------------------------------------------------------
- */
+/* --- Leasing ------------------------------------------------------------------------------- */
 
 static bool take_record(struct kvist_epoch *epoch, uint32_t *record_out)
 {
@@ -211,8 +209,7 @@ static size_t acquire_locked(struct kvist_pool *pool,
     return done;
 }
 
-/* --- Touching ----------------------------------------------------------------------------------
- */
+/* --- Touching ------------------------------------------------------------------------------ */
 
 static void touch_slot(struct kvist_epoch *epoch, const struct kvist_view *view, uint32_t slot)
 {
@@ -263,8 +260,7 @@ void kvist_pool_touch(struct kvist_pool *pool, const uint8_t *keys, size_t key_c
     }
 }
 
-/* --- Acquire and release -----------------------------------------------------------------------
- */
+/* --- Acquire and release ------------------------------------------------------------------- */
 
 enum kvist_status kvist_pool_acquire(struct kvist_pool *pool,
                                      const uint8_t *keys,
@@ -332,8 +328,7 @@ void kvist_pool_release(struct kvist_pool *pool,
     }
 }
 
-/* --- Prefetch ----------------------------------------------------------------------------------
- */
+/* --- Prefetch ------------------------------------------------------------------------------ */
 
 static enum kvist_status
 post_prefetch_locked(struct kvist_pool *pool, const uint8_t *keys, size_t key_count)
@@ -380,8 +375,7 @@ kvist_pool_prefetch(struct kvist_pool *pool, const uint8_t *keys, size_t key_cou
     return status;
 }
 
-/* --- Verify ------------------------------------------------------------------------------------
- */
+/* --- Verify -------------------------------------------------------------------------------- */
 
 enum kvist_status kvist_pool_verify(struct kvist_pool *pool,
                                     const uint8_t key[KVIST_KEY_BYTES],

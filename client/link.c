@@ -72,8 +72,7 @@ void kvist_link_drop(struct kvist_client *client, const struct kvist_error *why)
     }
 }
 
-/* --- Sending -----------------------------------------------------------------------------------
- */
+/* --- Sending ------------------------------------------------------------------------------- */
 
 static void watch_locked(struct kvist_client *client)
 {
@@ -184,8 +183,7 @@ void kvist_link_post_unmapped_locked(struct kvist_client *client,
     (void)kvist_link_post_locked(client, &envelope);
 }
 
-/* --- Connecting --------------------------------------------------------------------------------
- */
+/* --- Connecting ---------------------------------------------------------------------------- */
 
 static int open_socket(const struct kvist_client *client, struct kvist_error *err)
 {
@@ -267,8 +265,7 @@ drop:
     kvist_link_drop(client, &why);
 }
 
-/* --- Receiving ---------------------------------------------------------------------------------
- */
+/* --- Receiving ----------------------------------------------------------------------------- */
 
 static enum kvist_status
 handle_frame(struct kvist_client *client, struct kvist_frame *frame, struct kvist_error *err)

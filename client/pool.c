@@ -5,8 +5,7 @@
 
 #define SHAPE_BYTES_MAX 64U
 
-/* --- Open --------------------------------------------------------------------------------------
- */
+/* --- Open ---------------------------------------------------------------------------------- */
 
 static enum kvist_status check_identity(const struct kvist_pool_options *options,
                                         struct kvist_error *err)
@@ -171,8 +170,7 @@ enum kvist_status kvist_pool_open(struct kvist_client *client,
     return KVIST_OK;
 }
 
-/* --- Close -------------------------------------------------------------------------------------
- */
+/* --- Close --------------------------------------------------------------------------------- */
 
 /* Take the pool's view out of an epoch; nobody finds it there any more. */
 static struct kvist_view *
@@ -248,8 +246,7 @@ void kvist_pool_close(struct kvist_pool **pool_ref)
     free_pool(pool);
 }
 
-/* --- Questions ---------------------------------------------------------------------------------
- */
+/* --- Questions ----------------------------------------------------------------------------- */
 
 /* A rank of a read-only pool has what there is; of another one, at least one segment. */
 static bool is_mapped_locked(const struct kvist_pool *pool, const struct kvist_view *view)

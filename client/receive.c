@@ -25,8 +25,7 @@ static enum kvist_status nonsense(const char *what, struct kvist_error *err)
     return kvist_error_set(err, KVIST_PROTOCOL, 0, "peer", "the daemon sent %s", what);
 }
 
-/* --- Hello -------------------------------------------------------------------------------------
- */
+/* --- Hello --------------------------------------------------------------------------------- */
 
 /* The page is the one that the epoch has mapped. */
 static bool is_same_page(const struct kvist_epoch *epoch, int fd)
@@ -130,8 +129,7 @@ static enum kvist_status receive_hello(struct kvist_client *client,
     return KVIST_OK;
 }
 
-/* --- Pools -------------------------------------------------------------------------------------
- */
+/* --- Pools --------------------------------------------------------------------------------- */
 
 static struct kvist_pool *find_request_locked(const struct kvist_client *client, uint64_t id)
 {
@@ -284,8 +282,7 @@ static enum kvist_status receive_failure(struct kvist_client *client,
     return status;
 }
 
-/* --- Segments ----------------------------------------------------------------------------------
- */
+/* --- Segments ------------------------------------------------------------------------------ */
 
 static void post_mapped_locked(struct kvist_client *client, const Kvist__Wire__Segment *segment)
 {
@@ -422,8 +419,7 @@ static enum kvist_status receive_revoke(struct kvist_client *client,
     return KVIST_OK;
 }
 
-/* --- Grants ------------------------------------------------------------------------------------
- */
+/* --- Grants -------------------------------------------------------------------------------- */
 
 static enum kvist_status receive_grant(struct kvist_client *client,
                                        const Kvist__Wire__Grant *message,
@@ -443,8 +439,7 @@ static enum kvist_status receive_grant(struct kvist_client *client,
     return status;
 }
 
-/* --- Dispatch ----------------------------------------------------------------------------------
- */
+/* --- Dispatch ------------------------------------------------------------------------------ */
 
 static enum kvist_status receive_body(struct kvist_client *client,
                                       const Kvist__Wire__Envelope *envelope,

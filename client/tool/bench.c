@@ -50,8 +50,7 @@ static const struct {
     [KVIST_BENCH_LEASE_P99_NS] = {"lease_release_p99_ns", 1},
 };
 
-/* --- Plan --------------------------------------------------------------------------------------
- */
+/* --- Plan ---------------------------------------------------------------------------------- */
 
 static bool parse_sizes(const char *text, struct plan *plan)
 {
@@ -111,8 +110,7 @@ static uint64_t choose_arena(uint64_t block_bytes)
     return bytes < least ? least : bytes;
 }
 
-/* --- Output ------------------------------------------------------------------------------------
- */
+/* --- Output -------------------------------------------------------------------------------- */
 
 static int compare_reals(const void *one, const void *other)
 {
@@ -220,8 +218,7 @@ static void print_head(const struct plan *plan)
     (void)fflush(stdout);
 }
 
-/* --- Run ---------------------------------------------------------------------------------------
- */
+/* --- Run ----------------------------------------------------------------------------------- */
 
 /* A figure of the daemon's, for how much it evicted. */
 static uint64_t ask_metric(const struct kvist_tool *tool, const char *socket_path, const char *name)

@@ -21,8 +21,7 @@
 #define STOP_US_MAX  10000000U
 #define PATH_BYTES   4096U
 
-/* --- Finding -----------------------------------------------------------------------------------
- */
+/* --- Finding ------------------------------------------------------------------------------- */
 
 static bool is_program(const char *directory, const char *below, char path_out[PATH_BYTES])
 {
@@ -65,8 +64,7 @@ bool kvist_bench_daemon_find(const char *given, char path_out[PATH_BYTES])
     return find_in_path(path_out);
 }
 
-/* --- Starting ----------------------------------------------------------------------------------
- */
+/* --- Starting ------------------------------------------------------------------------------ */
 
 static int open_notify(const char *path)
 {
@@ -209,8 +207,7 @@ enum kvist_status kvist_bench_daemon_start(const char *path,
     return KVIST_OK;
 }
 
-/* --- Stopping ----------------------------------------------------------------------------------
- */
+/* --- Stopping ------------------------------------------------------------------------------ */
 
 static void remove_files(const struct kvist_bench_daemon *daemon)
 {

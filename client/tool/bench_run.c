@@ -35,8 +35,7 @@ struct bench {
     uint64_t *samples;
 };
 
-/* --- Keys and memory ---------------------------------------------------------------------------
- */
+/* --- Keys and memory ----------------------------------------------------------------------- */
 
 static void make_key(const struct bench *bench, uint64_t number, uint8_t key_out[KVIST_KEY_BYTES])
 {
@@ -87,8 +86,7 @@ static enum kvist_status make_windows(struct bench *bench, struct kvist_error *e
     return KVIST_OK;
 }
 
-/* --- Connecting --------------------------------------------------------------------------------
- */
+/* --- Connecting ---------------------------------------------------------------------------- */
 
 static enum kvist_status open_engine(struct bench *bench, struct kvist_error *err)
 {
@@ -138,8 +136,7 @@ static void close_bench(struct bench *bench)
     free(bench->samples);
 }
 
-/* --- Put ---------------------------------------------------------------------------------------
- */
+/* --- Put ----------------------------------------------------------------------------------- */
 
 static enum kvist_status gone(struct kvist_error *err)
 {
@@ -251,8 +248,7 @@ static enum kvist_status measure_put(struct bench *bench, uint32_t run, struct k
     return status;
 }
 
-/* --- Get ---------------------------------------------------------------------------------------
- */
+/* --- Get ----------------------------------------------------------------------------------- */
 
 /* Get a run of keys that follow each other. @return blocks */
 static size_t get_batch(struct bench *bench, uint64_t first, size_t want)
@@ -308,8 +304,7 @@ static enum kvist_status measure_get(struct bench *bench, uint32_t run, struct k
     return got > 0 ? KVIST_OK : gone(err);
 }
 
-/* --- Memcpy, probe, lease ----------------------------------------------------------------------
- */
+/* --- Memcpy, probe, lease ------------------------------------------------------------------ */
 
 static void measure_memcpy(struct bench *bench, uint32_t run)
 {
@@ -385,8 +380,7 @@ static void measure_lease(struct bench *bench, uint32_t run)
         any ? (double)bench->samples[samples - 1 - samples / 100] : 0;
 }
 
-/* --- All ---------------------------------------------------------------------------------------
- */
+/* --- All ----------------------------------------------------------------------------------- */
 
 static enum kvist_status measure(struct bench *bench, uint32_t run, struct kvist_error *err)
 {

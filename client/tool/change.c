@@ -12,8 +12,7 @@ static uint64_t long_timeout(const struct kvist_tool *tool)
     return tool->timeout_us > LONG_TIMEOUT_US ? tool->timeout_us : LONG_TIMEOUT_US;
 }
 
-/* --- clear -------------------------------------------------------------------------------------
- */
+/* --- clear --------------------------------------------------------------------------------- */
 
 static bool confirm(const char *what)
 {
@@ -94,8 +93,7 @@ int kvist_tool_clear(struct kvist_tool *tool,
     return send_clear(tool, &clear);
 }
 
-/* --- save --------------------------------------------------------------------------------------
- */
+/* --- save ---------------------------------------------------------------------------------- */
 
 int kvist_tool_save(struct kvist_tool *tool,
                     const struct kvist_tool_command *command,

@@ -70,8 +70,7 @@ static enum kvist_status connect_to(const char *path, int *fd_out, struct kvist_
     return KVIST_OK;
 }
 
-/* --- Frames ------------------------------------------------------------------------------------
- */
+/* --- Frames -------------------------------------------------------------------------------- */
 
 static enum kvist_status send_all(struct kvist_request *request,
                                   const Kvist__Wire__Envelope *envelope,
@@ -155,8 +154,7 @@ enum kvist_status kvist_request_call(struct kvist_request *request,
     return KVIST_OK;
 }
 
-/* --- Open and close ----------------------------------------------------------------------------
- */
+/* --- Open and close ------------------------------------------------------------------------ */
 
 static enum kvist_status
 say_hello(struct kvist_request *request, uint64_t timeout_us, struct kvist_error *err)

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- Asking ------------------------------------------------------------------------------------
- */
+/* --- Asking -------------------------------------------------------------------------------- */
 
 static Kvist__Wire__Envelope *
 ask_stat(const struct kvist_tool *tool, struct kvist_request *request, int *exit_out)
@@ -86,8 +85,7 @@ static bool ask_listing(const struct kvist_tool *tool,
     return true;
 }
 
-/* --- status ------------------------------------------------------------------------------------
- */
+/* --- status -------------------------------------------------------------------------------- */
 
 static double metric(const Kvist__Wire__StatReply *stat, const char *name)
 {
@@ -247,8 +245,7 @@ int kvist_tool_status(struct kvist_tool *tool,
     return exit_code;
 }
 
-/* --- stat --------------------------------------------------------------------------------------
- */
+/* --- stat ---------------------------------------------------------------------------------- */
 
 static void json_stat(const Kvist__Wire__StatReply *stat)
 {
@@ -295,8 +292,7 @@ int kvist_tool_stat(struct kvist_tool *tool,
     return exit_code;
 }
 
-/* --- pools -------------------------------------------------------------------------------------
- */
+/* --- pools --------------------------------------------------------------------------------- */
 
 static void json_pool(struct kvist_json *json, const Kvist__Wire__PoolInfo *pool)
 {
@@ -387,8 +383,7 @@ int kvist_tool_pools(struct kvist_tool *tool,
     return exit_code;
 }
 
-/* --- inspect -----------------------------------------------------------------------------------
- */
+/* --- inspect ------------------------------------------------------------------------------- */
 
 static void json_place(struct kvist_json *json, const Kvist__Wire__InspectReply__Place *place)
 {

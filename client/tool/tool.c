@@ -14,8 +14,7 @@
 /* Values of getopt_long for the common options; a command's own begin at OWN_FIRST. */
 enum { OPTION_SOCKET = 256, OPTION_TIMEOUT, OPTION_JSON, OPTION_HELP, OWN_FIRST };
 
-/* --- Options -----------------------------------------------------------------------------------
- */
+/* --- Options ------------------------------------------------------------------------------- */
 
 static void print_help(const struct kvist_tool_command *command,
                        const struct kvist_tool_option *options,
@@ -111,8 +110,7 @@ int kvist_tool_parse(struct kvist_tool *tool,
     return exit_code;
 }
 
-/* --- Failures ----------------------------------------------------------------------------------
- */
+/* --- Failures ------------------------------------------------------------------------------ */
 
 int kvist_tool_usage(const struct kvist_tool_command *command, const char *format, ...)
 {
@@ -157,8 +155,7 @@ int kvist_tool_finish(int exit_code)
     return exit_code;
 }
 
-/* --- Asking ------------------------------------------------------------------------------------
- */
+/* --- Asking -------------------------------------------------------------------------------- */
 
 struct kvist_request *kvist_tool_connect(const struct kvist_tool *tool, int *exit_out)
 {
@@ -185,8 +182,7 @@ Kvist__Wire__Envelope *kvist_tool_ask(const struct kvist_tool *tool,
     return reply;
 }
 
-/* --- Sizes -------------------------------------------------------------------------------------
- */
+/* --- Sizes --------------------------------------------------------------------------------- */
 
 static const char size_letters[] = "KMGTP";
 

@@ -4,8 +4,7 @@
 
 #include <unistd.h>
 
-/* --- Options and connecting --------------------------------------------------------------------
- */
+/* --- Options and connecting ---------------------------------------------------------------- */
 
 static void wrong_options_are_refused(void)
 {
@@ -117,8 +116,7 @@ static void the_back_off_is_bounded_and_grows(void)
     KVIST_TEST_TRUE(fix.peer.accepts >= 3 && fix.peer.accepts <= 12);
 }
 
-/* --- Losing the daemon -------------------------------------------------------------------------
- */
+/* --- Losing the daemon --------------------------------------------------------------------- */
 
 static void hits_go_on_while_the_daemon_is_away_then_end(void)
 {
@@ -267,8 +265,7 @@ static void a_daemon_that_does_not_answer_costs_only_the_grace(void)
     UNTIL(fix.unmapping_calls == 1);
 }
 
-/* --- Garbage -----------------------------------------------------------------------------------
- */
+/* --- Garbage ------------------------------------------------------------------------------- */
 
 static void expect_reconnect(void)
 {

@@ -10,8 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* --- Arena -------------------------------------------------------------------------------------
- */
+/* --- Arena --------------------------------------------------------------------------------- */
 
 static void *make_memfd(const char *name, uint64_t bytes, int *fd_out)
 {
@@ -92,8 +91,7 @@ void peer_renew(struct peer *peer)
     make_arena(peer, instance);
 }
 
-/* --- Socket ------------------------------------------------------------------------------------
- */
+/* --- Socket -------------------------------------------------------------------------------- */
 
 void peer_listen(struct peer *peer)
 {
@@ -162,8 +160,7 @@ void peer_send_raw(struct peer *peer, const void *bytes, size_t length)
     KVIST_TEST_FATAL(send(peer->socket_fd, bytes, length, MSG_NOSIGNAL) == (ssize_t)length);
 }
 
-/* --- Answers -----------------------------------------------------------------------------------
- */
+/* --- Answers ------------------------------------------------------------------------------- */
 
 static void send_failure(struct peer *peer, uint64_t id, enum kvist_status status)
 {
@@ -332,8 +329,7 @@ void peer_turn(struct peer *peer)
     }
 }
 
-/* --- Pool map ----------------------------------------------------------------------------------
- */
+/* --- Pool map ------------------------------------------------------------------------------ */
 
 static void *at(void *base, uint64_t offset)
 {
@@ -414,8 +410,7 @@ void peer_grow(struct peer *peer)
     drop_memfd(old, old->map_bytes, old_fd);
 }
 
-/* --- Messages ----------------------------------------------------------------------------------
- */
+/* --- Messages ------------------------------------------------------------------------------ */
 
 void peer_send_segment(struct peer *peer, uint32_t segment, uint32_t serial)
 {
@@ -478,8 +473,7 @@ void peer_send_revoke(struct peer *peer, uint32_t segment, uint32_t serial)
     peer_send(peer, &envelope, -1);
 }
 
-/* --- Session page ------------------------------------------------------------------------------
- */
+/* --- Session page -------------------------------------------------------------------------- */
 
 const struct kvist_lease_record *peer_find_lease(const struct peer *peer, uint32_t slot)
 {

@@ -4,8 +4,7 @@
 
 #include <pthread.h>
 
-/* --- Leases ------------------------------------------------------------------------------------
- */
+/* --- Leases -------------------------------------------------------------------------------- */
 
 static void a_block_is_found_and_leased(void)
 {
@@ -237,8 +236,7 @@ static void a_leased_slot_is_never_reused(void)
     KVIST_TEST_TRUE(leased > 0 && evictor.reuses > 0);
 }
 
-/* --- Fills -------------------------------------------------------------------------------------
- */
+/* --- Fills --------------------------------------------------------------------------------- */
 
 static void slots_are_taken_marked_and_committed(void)
 {
@@ -315,11 +313,35 @@ static void a_lost_commit_is_returned_and_never_taken_again(void)
     KVIST_TEST_STATUS(kvist_pool_commit(fix.pool, &take, key, 1, NULL, 4096), KVIST_UNAVAILABLE);
     UNTIL(fix.peer.return_count == 1);
     KVIST_TEST_EQUAL(fix.peer.returns[0].reservation, 501);
-    /* The daemon grants it again before it has seen the return: it is filled, so back it goes. */
+    /* The daemon grants it again before it has seen the return: nothing more to say. */
+    peer_send_grant(&fix.peer, 2, 5, 501);
+    client_step_for(20000);
+    KVIST_TEST_EQUAL(fix.peer.return_count, 1);
+    /* The return was lost too: it is said again. */
+    peer_hang_up(&fix.peer, true);
+    UNTIL(fix.peer.opens == 3);
     peer_send_grant(&fix.peer, 2, 5, 501);
     UNTIL(fix.peer.return_count == 2);
     KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 1, &take, &count), KVIST_OK);
     KVIST_TEST_EQUAL(count, 0);
+}
+
+static void grants_from_before_a_clear_go_back(void)
+{
+    struct kvist_take take;
+    size_t count = 0;
+    client_bring_up();
+    peer_send_grant(&fix.peer, 2, 5, 501);
+    peer_send_grant(&fix.peer, 3, 6, 502);
+    struct kvist_client_stats stats;
+    UNTIL((kvist_client_stats(fix.client, &stats), stats.grants_held == 2));
+    fix.peer.arena.map->generation = 4;
+    peer_slots(&fix.peer)[3].pool_generation = 4; /* granted since */
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 2, &take, &count), KVIST_OK);
+    KVIST_TEST_EQUAL(count, 1);
+    KVIST_TEST_EQUAL(take.slot, 3);
+    UNTIL(fix.peer.return_count == 1);
+    KVIST_TEST_EQUAL(fix.peer.returns[0].reservation, 501);
 }
 
 static void posts_wait_for_a_socket_that_is_full(void)
@@ -342,8 +364,7 @@ static void posts_wait_for_a_socket_that_is_full(void)
     KVIST_TEST_STATUS(kvist_pool_prefetch(fix.pool, keys[0], 1), KVIST_OK);
 }
 
-/* --- Segments ----------------------------------------------------------------------------------
- */
+/* --- Segments ------------------------------------------------------------------------------ */
 
 static void a_revoked_segment_waits_for_its_pins(void)
 {
@@ -384,8 +405,7 @@ static void a_segment_that_cannot_be_mapped_is_a_miss(void)
     KVIST_TEST_EQUAL(fix.peer.mapped_count, 0);
 }
 
-/* --- Threads -----------------------------------------------------------------------------------
- */
+/* --- Threads ------------------------------------------------------------------------------- */
 
 struct caller {
     _Atomic bool stop;
@@ -492,6 +512,7 @@ int main(void)
         {"slots are taken, marked and committed", slots_are_taken_marked_and_committed},
         {"what is not wanted is returned", what_is_not_wanted_is_returned},
         {"a lost commit is returned, never taken", a_lost_commit_is_returned_and_never_taken_again},
+        {"grants from before a clear go back", grants_from_before_a_clear_go_back},
         {"posts wait for a socket that is full", posts_wait_for_a_socket_that_is_full},
         {"a revoked segment waits for its pins", a_revoked_segment_waits_for_its_pins},
         {"a segment that cannot be mapped", a_segment_that_cannot_be_mapped_is_a_miss},
