@@ -48,6 +48,7 @@
 #define KVIST_RETIRED_SCAN_US   20000U
 #define KVIST_SPILL_PATIENCE_US 50000U /* NVMe is waited for so long before blocks are dropped */
 #define KVIST_DRAIN_GIVE_UP_US  1000000U
+#define KVIST_MAPPED_CHECK_US   10000U
 #define KVIST_POPULATE_RETRY_US 1000000U
 #define KVIST_SESSION_NONE      UINT16_MAX
 
@@ -150,6 +151,7 @@ struct kvist_attachment {
     uint64_t topped_up_us;
     uint64_t rests_until_us; /* it gave slots back: no more for a while, unless it commits */
     uint32_t segment_hint;
+    uint64_t blocked_until_us; /* no segment with free slots was mapped by all ranks */
     uint32_t waiting_count;  /* promotions queued or in flight, and holds */
     uint32_t promoted_count; /* ended, and not told yet */
     uint32_t *mapped;        /* [segment_max] serial that all ranks were seen to have mapped */

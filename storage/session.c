@@ -461,8 +461,9 @@ void kvist_store_segment_mapped(struct kvist_store_process *process,
                                 uint32_t serial)
 {
     const struct kvist_segment *named = named_segment(process, pool, segment, serial);
-    if (named != NULL && named->life == KVIST_LIFE_LIVE) {
-        (void)may_use(process->session, pool, named);
+    if (named != NULL && named->life == KVIST_LIFE_LIVE &&
+        may_use(process->session, pool, named)) {
+        process->session->attachments[pool].blocked_until_us = 0;
     }
 }
 
@@ -486,7 +487,7 @@ uint32_t kvist_session_take_slot(struct kvist_store_session *session,
 {
     struct kvist_attachment *attachment = &session->attachments[ordinal];
     struct kvist_store_pool *pool = attachment->pool;
-    if (pool->usable_free == 0) {
+    if (pool->usable_free == 0 || session->store->now_us < attachment->blocked_until_us) {
         return KVIST_SLOT_NONE;
     }
     for (uint32_t step = 0; step < pool->segment_max; step++) {
@@ -499,6 +500,7 @@ uint32_t kvist_session_take_slot(struct kvist_store_session *session,
             return kvist_slot_take(pool, segment, state);
         }
     }
+    attachment->blocked_until_us = session->store->now_us + KVIST_MAPPED_CHECK_US;
     return KVIST_SLOT_NONE;
 }
 

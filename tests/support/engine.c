@@ -160,6 +160,9 @@ void kvist_test_settle(struct kvist_store *store)
         }
         bool more = poll(polls, (nfds_t)count, QUIET_MS) > 0;
         more = kvist_store_turn(store, kvist_clock_now_us() + clock_offset_us) || more;
+        struct kvist_store_stats stats;
+        kvist_store_stats(store, &stats);
+        more = more || stats.arena_used_bytes != stats.populated_bytes || stats.slots_loading > 0;
         quiet = more ? 0 : quiet + 1;
     }
     const char *broken = kvist_store_check(store);

@@ -10,3 +10,7 @@ kvist_add_unit(store unit/store_test.c kvist_test_engine)
 if(KVIST_WITH_ROCKSDB_ENABLED)
     kvist_add_unit(store_tier unit/store_tier_test.c kvist_test_engine)
 endif()
+
+# What the loop pays, in figures; run by hand.
+add_executable(store_bench bench/store_bench.c)
+target_link_libraries(store_bench PRIVATE kvist_test_engine)

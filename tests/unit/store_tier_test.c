@@ -13,6 +13,7 @@
 #define SLOT_BYTES (64ULL << 10)
 #define ARENA      (16ULL << 20) /* 256 slots */
 #define BLOCKS     1000U
+#define HOLD_US    60000000ULL
 #define TIER_BYTES (512ULL << 20)
 
 static char path[64];
@@ -35,6 +36,7 @@ static void open_all(enum kvist_admission admission)
     struct kvist_store_options options = kvist_test_options(ARENA);
     options.tier = &tier_options;
     options.admission = admission;
+    options.hold_us = HOLD_US;
     store = kvist_test_store_open(&options);
     pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
     engine = kvist_test_engine_open(store, 1, 1);
@@ -112,6 +114,15 @@ static void prefetch(uint64_t first, uint64_t count)
     KVIST_TEST_EQUAL(engine->pools[0].promoted - before, count);
 }
 
+static uint64_t count_ready(uint64_t first, uint64_t count)
+{
+    uint64_t ready = 0;
+    for (uint64_t number = first; number < first + count; number++) {
+        ready += kvist_test_engine_probe(engine, 0, number) == KVIST_ENTRY_READY;
+    }
+    return ready;
+}
+
 /* A block, fetched when it is on NVMe, as often as it is evicted before it is leased. */
 static const void *lease_at_last(uint64_t number)
 {
@@ -140,7 +151,7 @@ static void read_range(uint64_t first, uint64_t count)
         }
     }
     KVIST_TEST_TRUE(missing <= skipped);
-    kvist_test_advance(store, 1000000); /* past the holds */
+    kvist_test_advance(store, 2 * HOLD_US);
 }
 
 static void evicted_blocks_come_back(void)
@@ -243,14 +254,18 @@ static void a_clear_reaches_both_tiers_for_good(void)
         kvist_test_settle(store);
     }
     KVIST_TEST_STATUS(result.status, KVIST_OK);
-    KVIST_TEST_EQUAL(result.blocks, 600);
+    KVIST_TEST_EQUAL(result.blocks + skipped, 600);
     put_range(5000, 300);
     close_all();
     open_all(KVIST_ADMIT_EVICTED);
     for (uint64_t number = 0; number < 600; number++) {
         KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, number), KVIST_ENTRY_EMPTY);
     }
-    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 5001), KVIST_ENTRY_NVME);
+    uint64_t kept = 0;
+    for (uint64_t number = 5000; number < 5300; number++) {
+        kept += kvist_test_engine_probe(engine, 0, number) == KVIST_ENTRY_NVME;
+    }
+    KVIST_TEST_TRUE(kept > 0);
 }
 
 static void a_promotion_that_a_clear_overtakes_is_dropped(void)
@@ -312,18 +327,25 @@ static void a_flipped_byte_on_disk_is_a_miss(void)
     close_all();
     flip_bytes_of_extents();
     open_all(KVIST_ADMIT_EVICTED);
-    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 5), KVIST_ENTRY_NVME);
+    uint64_t on_nvme = 0;
+    for (uint64_t number = 0; number < 100; number++) {
+        on_nvme += kvist_test_engine_probe(engine, 0, number) == KVIST_ENTRY_NVME;
+    }
+    KVIST_TEST_TRUE(on_nvme > 0);
     prefetch(0, 100);
     for (uint64_t number = 0; number < 100; number++) {
         KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, number), KVIST_ENTRY_EMPTY);
     }
-    KVIST_TEST_EQUAL(stats_now().promote_failures_total, 100);
+    KVIST_TEST_EQUAL(stats_now().promote_failures_total, on_nvme);
     KVIST_TEST_EQUAL(stats_now().slots_loading, 0);
 }
 
 static void a_flipped_byte_in_dram_is_not_spilled(void)
 {
     put_range(0, 1);
+    for (unsigned round = 0; stats_now().checksums_total == 0 && round < 1000; round++) {
+        kvist_test_settle(store); /* it is taken at idle priority */
+    }
     KVIST_TEST_EQUAL(stats_now().checksums_total, 1);
     uint8_t *bytes = NULL;
     const void *leased = kvist_test_engine_lease(engine, 0, 0, 1);
@@ -341,7 +363,7 @@ static void a_flipped_byte_in_dram_is_not_spilled(void)
     KVIST_TEST_TRUE(kvist_test_engine_probe(engine, 0, 1) != KVIST_ENTRY_EMPTY);
 }
 
-static void promotions_are_bounded_and_held(void)
+static void promotions_are_bounded(void)
 {
     put_range(0, BLOCKS);
     /* Half of the pool's slots at most; the rest is refused, and told to have ended. */
@@ -350,22 +372,24 @@ static void promotions_are_bounded_and_held(void)
     KVIST_TEST_TRUE(stats.promotes_total > 0);
     KVIST_TEST_TRUE(stats.promotes_total <= 128);
     KVIST_TEST_TRUE(stats.promote_refused_total >= 100);
-    /* What is held survives a flood of commits; after the hold it does not. */
-    uint64_t held = 0;
-    while (held < 400 && kvist_test_engine_probe(engine, 0, held) != KVIST_ENTRY_READY) {
-        held++;
-    }
-    KVIST_TEST_FATAL(held < 400);
-    for (uint64_t number = 7000; number < 7100; number++) {
-        if (engine->pools[0].grant_count == 0) {
-            (void)kvist_store_turn(store, 0);
-        }
-        (void)kvist_test_engine_put(engine, 0, number, SLOT_BYTES);
-    }
-    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, held), KVIST_ENTRY_READY);
-    kvist_test_advance(store, 1000000);
-    put_range(8000, 600);
-    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, held), KVIST_ENTRY_NVME);
+    prefetch(500, 50);
+    KVIST_TEST_EQUAL(stats_now().promotes_total, stats.promotes_total); /* all is held */
+    kvist_test_advance(store, 2 * HOLD_US);
+    prefetch(500, 50);
+    KVIST_TEST_TRUE(stats_now().promotes_total > stats.promotes_total);
+}
+
+static void promoted_blocks_are_held_until_they_are_leased(void)
+{
+    put_range(0, BLOCKS);
+    prefetch(0, 60);
+    uint64_t held = count_ready(0, 60);
+    KVIST_TEST_TRUE(held > 0);
+    put_range(7000, 200);
+    KVIST_TEST_EQUAL(count_ready(0, 60), held);
+    kvist_test_advance(store, 2 * HOLD_US);
+    put_range(8000, 400);
+    KVIST_TEST_EQUAL(count_ready(0, 60), 0);
 }
 
 static void a_session_that_goes_leaves_nothing_behind(void)
@@ -405,7 +429,9 @@ int main(void)
          a_promotion_that_a_clear_overtakes_is_dropped},
         {"a flipped byte on disk is a miss", a_flipped_byte_on_disk_is_a_miss},
         {"a flipped byte in DRAM is not spilled", a_flipped_byte_in_dram_is_not_spilled},
-        {"promotions are bounded and held", promotions_are_bounded_and_held},
+        {"promotions are bounded", promotions_are_bounded},
+        {"promoted blocks are held until they are leased",
+         promoted_blocks_are_held_until_they_are_leased},
         {"a session that goes leaves nothing behind", a_session_that_goes_leaves_nothing_behind},
     };
     return kvist_unit_main("store_tier", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
