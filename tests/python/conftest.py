@@ -1,6 +1,7 @@
 """Fixtures: a real kvistd for each test that asks for one, real clients and pools on it.
 
-Needs the installed package `kvist` on the path and the program KVISTD (or one in a build folder).
+Needs the installed package `kvist` on the path and a built kvistd: the program that KVISTD names,
+or that of the build folder KVIST_BUILD, or one of the presets' folders.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ BLOCK_BYTES = 64 << 10
 def kvistd_path() -> str:
     if "KVISTD" in os.environ:
         return os.environ["KVISTD"]
-    for build in ("build/release", "build/dev", "build"):
+    builds = [os.environ["KVIST_BUILD"]] if "KVIST_BUILD" in os.environ else []
+    for build in (*builds, "build/release", "build/dev", "build"):
         path = ROOT / build / "daemon/kvistd"
         if os.access(path, os.X_OK):
             return str(path)

@@ -209,7 +209,8 @@ def test_unknown_rank_means_no_hit(make_rig, daemon: Daemon) -> None:
     half = Rig(daemon.socket, ranks=1, connect=False, model=b"rig")
     half.workers[0].shutdown()
     half.workers = []
-    half.manager.wait(10)
+    half.manager.wait(1)
+    assert half.manager._client.connected
     context = half.request(keys)
     assert half.find(context, keys) == 0
     half.manager.shutdown()

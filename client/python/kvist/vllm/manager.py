@@ -39,6 +39,10 @@ NO_SLOT = b"\xff\xff\xff\xff"
 POLL_INTERVAL_S = 0.001
 GAUGE_INTERVAL_S = 1.0
 REOPEN_INTERVAL_S = 1.0
+OPEN_WARN_S = 5.0
+# Of the time that a request waits for NVMe: the share after which it gives up when nothing more
+# comes. What does not fit into DRAM beside what is leased never comes.
+STALL_SHARE = 0.25
 # After a promotion that never came: how long NVMe hits are misses, doubling up to the last.
 PAUSE_FIRST_S = 5.0
 PAUSE_LAST_S = 60.0
@@ -113,6 +117,8 @@ class KvistManager(OffloadingManager):
         self._corrupt: set[bytes] = set()
         self._step = 0
         self._connected: bool | None = None
+        self._open = False  # the daemon has opened all pools of this generation
+        self._open_since_s = 0.0  # connected and waiting for that; 0: not waiting
         self._gauges_s = 0.0
         self._reopen_s = 0.0
         self._pause_until_s = 0.0
@@ -223,6 +229,7 @@ class KvistManager(OffloadingManager):
         request.polled_s, request.polled_step = now, self._step
         if request.deadline_s == 0.0:
             request.deadline_s = now + self._engine.settings.promote_timeout_s
+            request.stalled_s = request.deadline_s
 
     def _poll(self, request: Request) -> None:
         """See which of the blocks on their way have come; give up when it is time."""
@@ -230,10 +237,14 @@ class KvistManager(OffloadingManager):
         if request.polled_step == self._step or now - request.polled_s < POLL_INTERVAL_S:
             return
         request.polled_s, request.polled_step = now, self._step
+        came = len(request.promoted)
         for group, chain in enumerate(request.chains):
             if chain.pending:
                 self._poll_chain(request, chain, self._pools[group])
-        if request.waiting and (now >= request.deadline_s or not self._client.connected):
+        if len(request.promoted) > came:
+            stall_s = STALL_SHARE * self._engine.settings.promote_timeout_s
+            request.stalled_s = min(request.deadline_s, now + stall_s)
+        if request.waiting and (now >= request.stalled_s or not self._client.connected):
             self._stop_waiting(request, now)
 
     def _poll_chain(self, request: Request, chain: Chain, pool: kvist.Pool) -> None:
@@ -569,6 +580,8 @@ class KvistManager(OffloadingManager):
             self._log_connection(connected)
         if self._old_pools or not self._pools:
             self._tidy_pools()
+        if not self._open and connected:
+            self._check_open(time.monotonic())
 
     def _end_step(self, now: float) -> None:
         for req_id, request in list(self._active.items()):
@@ -597,6 +610,7 @@ class KvistManager(OffloadingManager):
         self._old_pools += self._pools
         self._pools = []
         self.generation = os.urandom(16)
+        self._open, self._open_since_s = False, 0.0
         logger.info("kvist: cache reset: this engine goes on in a pool of its own")
         self._reopen_s = 0.0
         self._tidy_pools()
@@ -625,6 +639,7 @@ class KvistManager(OffloadingManager):
     def _log_connection(self, connected: bool) -> None:
         first = self._connected is None
         self._connected = connected
+        self._open, self._open_since_s = False, 0.0
         error = self._client.last_error()
         if connected:
             logger.info("kvist: connected to the daemon")
@@ -639,6 +654,22 @@ class KvistManager(OffloadingManager):
                 "skipped",
                 error[1] if error else "connection closed",
                 self._engine.settings.detach_grace_s,
+            )
+
+    def _check_open(self, now: float) -> None:
+        """Say so when the daemon is there and has not opened the pools."""
+        self._open = bool(self._pools) and all(any(pool.id) for pool in self._pools)
+        if self._open:
+            return
+        if self._open_since_s == 0.0:
+            self._open_since_s = now
+        elif now - self._open_since_s > OPEN_WARN_S:
+            self._open = True  # told; after the next reconnect or reset it is looked at again
+            error = self._client.last_error()
+            logger.warning(
+                "kvist: the daemon has not opened this engine's pool (%s): running without the "
+                "cache until it has",
+                error[1] if error else "no answer",
             )
 
     def unexpected(self, where: str) -> None:
