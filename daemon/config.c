@@ -448,28 +448,40 @@ static enum kvist_status take_line(struct parser *parser, char *line, struct kvi
 }
 
 static enum kvist_status
+check_line(const struct origin *origin, const char *line, size_t length, struct kvist_error *err)
+{
+    if (length >= KVIST_CONFIG_LINE_BYTES) {
+        return refuse(err, origin, "line over %d bytes", KVIST_CONFIG_LINE_BYTES - 1);
+    }
+    if (strlen(line) != length) {
+        return refuse(err, origin, "line with a NUL byte: this is no text file");
+    }
+    if (origin->line > KVIST_CONFIG_LINES_MAX) {
+        return refuse(err, origin, "over %d lines", KVIST_CONFIG_LINES_MAX);
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status
 read_lines(struct kvist_config *config, FILE *file, const char *path, struct kvist_error *err)
 {
     struct parser parser = {.config = config, .origin = {.file = path}};
-    char line[KVIST_CONFIG_LINE_BYTES];
-    while (fgets(line, sizeof(line), file) != NULL) {
+    enum kvist_status status = KVIST_OK;
+    char *line = NULL;
+    size_t capacity = 0;
+    ssize_t length = 0;
+    while (status == KVIST_OK && (length = getline(&line, &capacity, file)) > 0) {
         parser.origin.line++;
-        size_t length = strlen(line);
-        if (length == sizeof(line) - 1 && line[length - 1] != '\n') {
-            return refuse(err, &parser.origin, "line over %zu bytes", sizeof(line) - 2);
-        }
-        if (parser.origin.line > KVIST_CONFIG_LINES_MAX) {
-            return refuse(err, &parser.origin, "over %d lines", KVIST_CONFIG_LINES_MAX);
-        }
-        enum kvist_status status = take_line(&parser, line, err);
-        if (status != KVIST_OK) {
-            return status;
+        status = check_line(&parser.origin, line, (size_t)length, err);
+        if (status == KVIST_OK) {
+            status = take_line(&parser, line, err);
         }
     }
-    if (ferror(file)) {
-        return kvist_error_set_errno(err, errno, "read", "cannot read %s", path);
+    if (status == KVIST_OK && ferror(file)) {
+        status = kvist_error_set_errno(err, errno, "read", "cannot read %s", path);
     }
-    return KVIST_OK;
+    free(line);
+    return status;
 }
 
 static enum kvist_status
@@ -488,10 +500,15 @@ read_file(struct kvist_config *config, const char *path, bool must_exist, struct
         return kvist_error_set_errno(
             err, error_number, "open", "cannot open the configuration %s", path);
     }
-    if (!S_ISREG(info.st_mode)) {
+    if (!S_ISREG(info.st_mode) || info.st_size > KVIST_CONFIG_FILE_BYTES) {
         (void)close(fd);
-        return kvist_error_set(
-            err, KVIST_INVALID, 0, "config", "the configuration %s is not a file", path);
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "the configuration %s is not a file, or over %d bytes",
+                               path,
+                               KVIST_CONFIG_FILE_BYTES);
     }
     FILE *file = fdopen(fd, "r");
     if (file == NULL) {

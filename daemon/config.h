@@ -8,7 +8,7 @@
  * Units       in the names; SIZE in bytes
  * Ownership   a config is a plain value
  * Limits      KVIST_CONFIG_LINE_BYTES, KVIST_CONFIG_LINES_MAX, KVIST_CONFIG_OVERRIDES_MAX,
- *             KVIST_CONFIG_RULES_MAX
+ *             KVIST_CONFIG_RULES_MAX, KVIST_CONFIG_FILE_BYTES
  * Errors      INVALID with file, line, key and what is allowed; NOT_FOUND, DENIED for the file
  */
 #ifndef KVIST_DAEMON_CONFIG_H
@@ -27,6 +27,7 @@
 #define KVIST_CONFIG_TEXT_BYTES        256
 #define KVIST_CONFIG_LINE_BYTES        1024
 #define KVIST_CONFIG_LINES_MAX         10000
+#define KVIST_CONFIG_FILE_BYTES        (1 << 20)
 #define KVIST_CONFIG_OVERRIDES_MAX     64
 #define KVIST_CONFIG_RULES_MAX         256
 #define KVIST_TENANT_DEFAULT           "default"

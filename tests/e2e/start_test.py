@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""kvistd that must not start: one sentence that says what is wrong, exit status > 0, nothing harmed."""
+import os
+import socket
+import subprocess
+
+import harness
+import wire
+
+
+class Configuration(harness.Case):
+    BAD = [
+        ("[daemon]\nsockett = /x\n", ["kvistd.conf:2", "daemon.sockett", "daemon.socket?"]),
+        ("[memory]\narena_byte = 1G\n", ["kvistd.conf:2", "memory.arena_bytes?"]),
+        ("[nvme]\nsocket = /x\n", ["kvistd.conf:2", "nvme.socket"]),
+        ("[deamon]\nsocket = /x\n", ["kvistd.conf:1", "[deamon]", "daemon"]),
+        ("socket = /x\n", ["kvistd.conf:1", "before any [section]"]),
+        ("[daemon\nsocket = /x\n", ["kvistd.conf:1", "[name]"]),
+        ("[daemon]\nsocket\n", ["kvistd.conf:2", "name = value"]),
+        ("[daemon]\n\n# x\nlog_level = loud\n", ["kvistd.conf:4", "error|warn|info|debug"]),
+        ("[daemon]\nlog_level = info\nlog_level = warn\n", ["kvistd.conf:3", "line 2"]),
+        ("[daemon]\nsocket_mode = 0999\n", ["socket_mode", "octal"]),
+        ("[daemon]\nsocket_mode = 0000\n", ["socket_mode", "0600"]),
+        ("[daemon]\nsocket = relative\n", ["absolute"]),
+        ("[daemon]\nsocket = /" + "x" * 200 + "\n", ["daemon.socket", "107 bytes"]),
+        ("[daemon]\nsocket =\n", ["daemon.socket", "1 to 107 bytes"]),
+        ("[daemon]\nmetrics_listen = nowhere\n", ["metrics_listen", "ADDRESS:PORT"]),
+        ("[daemon]\nmetrics_listen = 127.0.0.1:99999\n", ["metrics_listen"]),
+        ("[daemon]\nmetrics_listen = 0.0.0.0:9347\n", ["other hosts", "metrics_allow_remote"]),
+        ("[daemon]\nmetrics_listen = [::]:9347\n", ["other hosts"]),
+        ("[daemon]\nmetrics_listen = example.org:80\n", ["numeric"]),
+        ("[daemon]\nsocket_group = no-such-group\n", ["no such group"]),
+        ("[memory]\narena_bytes = 1M\n", ["arena_bytes", "16M"]),
+        ("[memory]\narena_bytes = lots\n", ["arena_bytes", "K, M, G, T"]),
+        ("[memory]\narena_bytes = 18446744073709551615T\n", ["arena_bytes"]),
+        ("[memory]\narena_bytes = -1\n", ["arena_bytes"]),
+        ("[memory]\nchecksum_threads = 0\n", ["checksum_threads", "1 to 8"]),
+        ("[memory]\nchecksum_threads = 1.5\n", ["checksum_threads", "1 to 8"]),
+        ("[nvme]\npath = /tmp\n", ["nvme.bytes"]),
+        ("[nvme]\nbytes = 1G\n", ["nvme.path"]),
+        ("[nvme]\npath = relative\nbytes = 1G\n", ["absolute"]),
+        ("[nvme]\npath = /tmp\nbytes = 1M\n", ["nvme.bytes", "64M"]),
+        ("[nvme]\npath = /tmp\nbytes = 1000T\n", ["nvme.bytes", "file system"]),
+        ("[nvme]\npath = /nonexistent/a/b\nbytes = 1G\n", ["/nonexistent/a", "create it"]),
+        ("[nvme]\npath = /dev/null\nbytes = 64M\n", ["not a directory"]),
+        ("[nvme]\nadmission = some\n", ["evicted|all"]),
+        ("[tenants]\nA = uid:1\n", ["kvistd.conf:2", "tenant"]),
+        ("[tenants]\ndefault = uid:1\n", ["default"]),
+        ("[tenants]\na = user:1\n", ["uid:NUMBER"]),
+        ("[tenants]\na = uid:99999999999\n", ["uid:NUMBER"]),
+        ("[daemon]\n" + "#" * 5000 + "\n", ["kvistd.conf:2", "line over"]),
+        ("\0\0\0\n", ["kvistd.conf"]),
+    ]
+
+    def config_path(self, text):
+        path = os.path.join(self.directory, "kvistd.conf")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return path
+
+    def test_bad_files(self):
+        for text, words in self.BAD:
+            with self.subTest(text=text[:60]):
+                path = self.config_path(text)
+                for flag in ([], ["--check-config"]):
+                    if flag and "group" in text:
+                        continue  # groups are looked up when the socket is made
+                    run = subprocess.run(
+                        [harness.KVISTD, "--config", path, *flag,
+                         *([] if "socket =" in text else
+                           ["--socket", os.path.join(self.directory, "k.sock")]),
+                         *([] if "metrics_listen" in text else ["--metrics", "off"])],
+                        capture_output=True, text=True, timeout=60, check=False)
+                    self.assertEqual(run.returncode, 2, run.stderr)
+                    lines = run.stderr.strip().splitlines()
+                    self.assertEqual(len(lines), 1, run.stderr)
+                    for word in words:
+                        self.assertIn(word, lines[0])
+                self.assertFalse(os.path.exists(os.path.join(self.directory, "k.sock")))
+
+    def test_bad_flags(self):
+        for flags, word in ((["--nonsense"], "--help"), (["stray"], "stray"),
+                            (["--set", "x"], "section.name=value"),
+                            (["--set", "daemon.x=1"], "daemon.x"),
+                            (["--arena", "7"], "--arena"), (["--config"], "--help"),
+                            (["--log-level", "x"], "--log-level"),
+                            (["--socket", "/" + "x" * 5000], "too long"),
+                            (["--config", "/nonexistent.conf"], "/nonexistent.conf"),
+                            (["--config", "/tmp"], "not a file"),
+                            (["--set", "daemon.hello_timeout_ms=1"] * 65, "over 64")):
+            with self.subTest(flags=flags[:2]):
+                run = subprocess.run([harness.KVISTD, *flags], capture_output=True, text=True,
+                                     timeout=60, check=False)
+                self.assertEqual(run.returncode, 2, run.stderr)
+                self.assertIn(word, run.stderr)
+
+    def test_the_example_is_what_kvistd_prints(self):
+        printed = subprocess.run([harness.KVISTD, "--print-config"], capture_output=True,
+                                 text=True, check=True).stdout
+        with open(os.path.join(harness.SOURCE, "deploy", "kvistd.conf"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), printed, "kvistd --print-config > deploy/kvistd.conf")
+        # Every line of it, taken at its word, is a configuration.
+        path = self.config_path("".join(
+            line[1:] if line.startswith("#") and line[1:2] not in (" ", "\n") and
+            not line.startswith("#bytes = off") else line
+            for line in printed.splitlines(True)))
+        run = subprocess.run([harness.KVISTD, "--config", path, "--check-config"],
+                             capture_output=True, text=True, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+
+    def test_help_and_version(self):
+        for flag, word in (("--help", "memory.arena_bytes"), ("-h", "SIGHUP"),
+                           ("--version", "kvistd 0.")):
+            run = subprocess.run([harness.KVISTD, flag], capture_output=True, text=True,
+                                 check=False)
+            self.assertEqual(run.returncode, 0)
+            self.assertIn(word, run.stdout)
+
+    def test_a_fault_that_is_none(self):
+        self.refuses(env={"KVIST_FAULT": "nonsense"}, words=["KVIST_FAULT"], status=2)
+
+
+class Machine(harness.Case):
+    def test_too_little_memory(self):
+        self.refuses(arena="60T", words=["memory.arena_bytes", "available memory", "lower"],
+                     status=2)
+        self.assertFalse(os.path.exists(os.path.join(self.directory, "k.sock")))
+
+    def test_missing_directory(self):
+        self.refuses("--socket", os.path.join(self.directory, "no", "k.sock"),
+                     words=["daemon.socket", "does not exist", "create it"], status=1)
+
+    def test_unwritable_directory(self):
+        # /proc takes no files, not even root's.
+        self.refuses("--socket", "/proc/self/k.sock", words=["daemon.socket"])
+        self.refuses("--nvme", "/proc/self/nvme", "--nvme-bytes", "64M", words=["nvme"])
+
+    def test_somebody_elses_directory(self):
+        path = os.path.join(self.directory, "nvme")
+        os.mkdir(path)
+        precious = os.path.join(path, "thesis.txt")
+        with open(precious, "w", encoding="utf-8") as file:
+            file.write("precious")
+        self.refuses("--nvme", path, "--nvme-bytes", "64M", words=[path])
+        self.assertEqual(os.listdir(path), ["thesis.txt"])
+
+    def test_one_nvme_directory_for_two(self):
+        path = os.path.join(self.directory, "nvme")
+        first = self.start("--nvme", path, "--nvme-bytes", "128M")
+        other = os.path.join(self.directory, "other")
+        os.mkdir(other)
+        self.directory, kept = other, self.directory
+        self.refuses("--nvme", path, "--nvme-bytes", "128M", words=[path], status=1)
+        self.directory = kept
+        self.assert_serves(first)
+
+    def test_something_at_the_sockets_path(self):
+        path = os.path.join(self.directory, "k.sock")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("precious")
+        self.refuses(words=["not a socket", "remove it"], status=1)
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "precious")
+
+    def test_a_metrics_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = "127.0.0.1:%d" % taken.getsockname()[1]
+            self.refuses("--metrics", address, http=False,
+                         words=["metrics_listen", "another port"], status=1)
+        self.assertFalse(os.path.exists(os.path.join(self.directory, "k.sock")))
+
+
+class SecondInstance(harness.Case):
+    def test_on_the_same_socket(self):
+        first = self.start()
+        run = subprocess.run([harness.KVISTD, "--socket", first.socket, "--metrics", "off",
+                              "--arena", "64M"], capture_output=True, text=True, timeout=60,
+                             check=False)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn(f"pid {first.process.pid}", run.stderr)
+        self.assertIn("stop it, or choose another daemon.socket", run.stderr)
+        self.assert_serves(first)
+
+    def test_on_a_socket_of_another_program(self):
+        path = os.path.join(self.directory, "k.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.bind(path)
+            other.listen()
+            self.refuses(words=["somebody listens"], status=1)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(path)
+
+    def test_stale_socket(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.bind(os.path.join(self.directory, "k.sock"))
+        self.assert_serves(self.start())
+
+    def test_killed_and_started_again(self):
+        for _ in range(5):
+            daemon = self.start()
+            self.assert_serves(daemon)
+            daemon.kill()
+            self.assertTrue(os.path.exists(daemon.socket))
+            daemon.dispose()
+        self.assertEqual(self.start().stop(), 0)
+
+    def test_socket_from_systemd(self):
+        path = os.path.join(self.directory, "k.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as passed:
+            passed.bind(path)
+            passed.listen()
+
+            def pass_it():
+                os.dup2(passed.fileno(), 3)
+
+            wrap = ["sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh"]
+            daemon = self.start(wrap=wrap, preexec_fn=pass_it, pass_fds=[3])
+            self.assert_serves(daemon)
+            self.assertEqual(daemon.stop(), 0)
+            self.assertTrue(os.path.exists(path), "the socket is systemd's")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(path)  # waits for the next kvistd
+            daemon.dispose()
+            self.assert_serves(self.start(wrap=wrap, preexec_fn=pass_it, pass_fds=[3]))
+
+    def test_a_wrong_socket_from_systemd(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as passed:
+            passed.bind(os.path.join(self.directory, "k.sock"))
+            wrap = ["sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh"]
+            daemon = self.launch(wrap=wrap, preexec_fn=lambda: os.dup2(passed.fileno(), 3),
+                                 pass_fds=[3])
+            self.assertIsNone(daemon.notified("READY=1"))
+            self.assertEqual(daemon.ended(), 2)
+            self.assertIn("ListenStream=", daemon.text())
+
+
+class Disk(harness.Case):
+    """On a small file system of our own."""
+
+    SIZE = "80m"
+
+    def setUp(self):
+        super().setUp()
+        self.unshare = harness.may_mount()
+        if self.unshare is None:
+            self.skipTest("cannot have a mount namespace here")
+        self.disk = os.path.join(self.directory, "disk")
+        os.mkdir(self.disk)
+
+    def wrap(self, before=":"):
+        script = (f'mount -t tmpfs -o size={self.SIZE} none "{self.disk}" && {before} && '
+                  'exec "$@"')
+        return [*self.unshare, "sh", "-c", script, "sh"]
+
+    def inside(self, daemon):
+        return f"/proc/{daemon.process.pid}/root{self.disk}"
+
+    def test_full_at_start(self):
+        fill = f'(cat /dev/zero >"{self.disk}/fill" 2>/dev/null || true)'
+        self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                     wrap=self.wrap(fill), words=["nvme"], status=1)
+
+    def test_read_only(self):
+        self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                     wrap=self.wrap(f'mount -o remount,ro "{self.disk}"'),
+                     words=["nvme.path", "Read-only"])
+
+    def test_more_than_there_is(self):
+        self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "100M", wrap=self.wrap(),
+                     words=["nvme.bytes", "80 MiB in all"], status=2)
+
+    def test_full_while_it_serves(self):
+        daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                            "--set", "nvme.admission=all", wrap=self.wrap())
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        engine.put(bytes([1]) * 32, os.urandom(65536))
+        wire.until(lambda: daemon.metric("nvme_blocks") >= 1, "a block is on disk")
+        with open(f"{self.inside(daemon)}/fill", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+            except OSError:
+                pass
+        for index in range(2, 200):
+            engine.put(index.to_bytes(32, "little"), os.urandom(65536))
+        wire.until(lambda: daemon.metric("spill_failures_total") > 0, "writes fail")
+        wire.until(lambda: daemon.get("/healthz")[1].startswith("degraded: "), "health says so")
+        self.assertEqual(daemon.get("/healthz")[0], 200)
+        self.assertGreater(daemon.metric("slots_ready"), 100)
+        self.assert_serves(daemon)
+        self.assertEqual(daemon.stop(), 0)
+
+
+if __name__ == "__main__":
+    harness.main()
