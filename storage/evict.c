@@ -309,7 +309,7 @@ static bool take_from_others(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
     uint64_t to_come = store->options.arena_bytes - store->used_bytes + store->draining_bytes;
-    if (pool->segment_count >= pool->segment_max) {
+    if (pool->segment_count >= pool->segment_max || store->now_us < pool->take_after_us) {
         return false;
     }
     if (to_come >= pool->segment_bytes) {
@@ -328,6 +328,7 @@ static bool take_from_others(struct kvist_store_pool *pool)
     (void)kvist_evict_count_leases(store, NULL);
     struct kvist_segment *segment = choose_segment(best);
     if (segment == NULL) {
+        pool->take_after_us = store->now_us + KVIST_TAKE_RETRY_US;
         return false;
     }
     segment->drain_since_us = store->now_us;
@@ -339,7 +340,8 @@ static uint64_t ahead_bytes(const struct kvist_store_pool *pool)
 {
     uint64_t bytes = pool->store->options.arena_bytes / AHEAD_OF_ARENA;
     bytes = bytes < AHEAD_BYTES_MAX ? bytes : AHEAD_BYTES_MAX;
-    return bytes > pool->segment_bytes ? bytes : pool->segment_bytes;
+    /* Without a writer only promotions need slots. */
+    return bytes > pool->segment_bytes && pool->writer_count > 0 ? bytes : pool->segment_bytes;
 }
 
 /* A smaller pool waits for memory: what others gave up for it is not for this one. */

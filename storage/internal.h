@@ -35,7 +35,7 @@
 #define KVIST_PROCESSES_MAX     (KVIST_RANKS_MAX + 1) /* of one session */
 #define KVIST_VICTIMS_MAX       4096U                 /* evicted by one lease scan */
 #define KVIST_FRESH_MAX         1024U /* commits of a pool that one turn puts in order */
-#define KVIST_SUMS_MAX          64U   /* checksums in flight */
+#define KVIST_SUMS_MAX          32U   /* checksums in flight, four a thread: they pin slots */
 #define KVIST_SUM_QUEUE_MAX     16384U
 #define KVIST_SPILLS_MAX        24U /* in flight; the tier's other places are for promotions */
 #define KVIST_LOADS_ACTIVE_MAX  32U
@@ -48,6 +48,7 @@
 #define KVIST_RETIRED_SCAN_US   20000U
 #define KVIST_SPILL_PATIENCE_US 50000U /* NVMe is waited for so long before blocks are dropped */
 #define KVIST_DRAIN_GIVE_UP_US  1000000U
+#define KVIST_TAKE_RETRY_US     20000U
 #define KVIST_MAPPED_CHECK_US   10000U
 #define KVIST_POPULATE_RETRY_US 1000000U
 #define KVIST_SESSION_NONE      UINT16_MAX
@@ -125,6 +126,7 @@ struct kvist_store_pool {
     uint32_t writer_count; /* attachments that want grants */
     uint32_t retired_head;
     uint64_t last_used_us; /* when its last session left */
+    uint64_t take_after_us;    /* when to look for a segment of another pool again */
     uint64_t starved_since_us; /* fewer slots free than critical since then; 0: not so */
     uint64_t populate_after_us;
     uint64_t grow_after_us;
@@ -293,6 +295,7 @@ struct kvist_store {
     uint64_t retired_scan_us;
     struct kvist_spill sums[KVIST_SUMS_MAX];
     struct kvist_spill *sum_free;
+    uint32_t sums_active;
     struct kvist_spill spills[KVIST_SPILLS_MAX];
     struct kvist_spill *spill_free;
     struct kvist_slot_name *sum_queue; /* ring [KVIST_SUM_QUEUE_MAX] */

@@ -167,15 +167,19 @@ enum step {
 static enum step start_load(struct kvist_load *load)
 {
     struct kvist_store *store = load->store;
-    struct kvist_entry_copy entry;
-    uint32_t position = waiting_entry(load, &entry);
     struct kvist_store_session *session =
         kvist_session_resolve(store, load->session_index, load->session_serial);
+    bool given_up = session == NULL || store->now_us - load->since_us > KVIST_LOAD_WAIT_US;
+    if (load->pool->usable_free == 0 && !given_up) {
+        return STEP_WAITS;
+    }
+    struct kvist_entry_copy entry;
+    uint32_t position = waiting_entry(load, &entry);
     if (position == KVIST_ENTRY_NONE) {
         end_load(load, false);
         return STEP_TAKEN;
     }
-    if (session == NULL || store->now_us - load->since_us > KVIST_LOAD_WAIT_US) {
+    if (given_up) {
         refuse(load);
         return STEP_TAKEN;
     }

@@ -236,7 +236,10 @@ void kvist_store_process_close(struct kvist_store_process **process)
     struct kvist_store_session *session = old->session;
     KVIST_CHECK(old->magic == PROCESS_MAGIC);
     for (uint32_t ordinal = 0; ordinal < session->attachment_count; ordinal++) {
-        close_loan(session->attachments[ordinal].pool, &old->loans[ordinal]);
+        struct kvist_attachment *attachment = &session->attachments[ordinal];
+        close_loan(attachment->pool, &old->loans[ordinal]);
+        /* Another process may take its place, and has mapped nothing yet. */
+        memset(attachment->mapped, 0, attachment->pool->segment_max * sizeof(uint32_t));
     }
     for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
         if (session->processes[index] == old) {

@@ -16,6 +16,8 @@
 
 #include <stdlib.h>
 
+#define SUMS_OF_THREAD 4U
+
 /* --- Jobs ------------------------------------------------------------------------------------ */
 
 void kvist_spill_init(struct kvist_store *store)
@@ -114,11 +116,14 @@ static void sum_done(struct kvist_job *job)
     }
     spill->next_free = store->sum_free;
     store->sum_free = spill;
+    store->sums_active--;
 }
 
 static void start_sums(struct kvist_store *store)
 {
-    while (store->sum_free != NULL && store->sum_head != store->sum_tail) {
+    /* Few at a time: at idle priority they may wait for long, and their slots cannot go. */
+    uint32_t active_max = SUMS_OF_THREAD * store->options.checksum_threads;
+    while (store->sums_active < active_max && store->sum_head != store->sum_tail) {
         const struct kvist_slot_name *name =
             &store->sum_queue[store->sum_head++ % KVIST_SUM_QUEUE_MAX];
         struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
@@ -134,6 +139,7 @@ static void start_sums(struct kvist_store *store)
             return;
         }
         store->sum_free = spill->next_free;
+        store->sums_active++;
     }
 }
 

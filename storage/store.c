@@ -10,7 +10,7 @@
 
 #define DUTY_THREADS     2U
 #define JOBS_PER_TURN    64U
-#define CHECKSUM_MAX     8U
+#define CHECKSUM_MAX     (KVIST_SUMS_MAX / 4)
 #define RANDOM_ID_SHIFT  2U /* leaves room to count up */
 
 static enum kvist_status check_options(const struct kvist_store_options *options,

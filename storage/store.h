@@ -41,7 +41,10 @@ struct kvist_store_grant {
     uint64_t reservation;
 };
 
-/* What the daemon tells a process. The store goes on whether or not the message can be sent. */
+/* What the daemon tells a process, from within kvist_store_turn(). The store goes on whether or not
+   the message can be sent. A process with ctx NULL is told nothing; what it missed is said again
+   after it has attached anew: live segments, revoked ones, and all grants that are outstanding,
+   with their reservations (a receiver ignores those it has, and returns those it has filled). */
 struct kvist_store_events {
     /* Send this segment's fd (read-write, borrowed). */
     void (*segment_lent)(void *ctx,
@@ -51,7 +54,7 @@ struct kvist_store_events {
                          uint32_t serial,
                          int fd,
                          uint64_t bytes);
-    /* The pool's map was replaced by this one (read-only fd, borrowed). */
+    /* The pool's map was replaced by this one (read-only fd, borrowed until the next turn). */
     void (*map_replaced)(
         void *ctx, struct kvist_store_process *process, uint32_t pool, int fd, uint64_t bytes);
     /* Slots to fill, to the session's scheduler process. */
@@ -66,7 +69,8 @@ struct kvist_store_events {
                     uint32_t pool,
                     uint32_t segment,
                     uint32_t serial);
-    /* So many promotions that the session asked for have ended. */
+    /* Of so many keys that the session asked to prefetch nothing more will come: they are there, or
+       were not on NVMe, or failed, or were refused. Every key asked for is told once. */
     void (*promoted)(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count);
 };
 
@@ -80,8 +84,8 @@ struct kvist_store_options {
     bool huge_pages;           /* ask for them */
     uint32_t checksum_threads; /* at idle priority; 1..8 */
     uint64_t hold_us;          /* how long a promoted block waits for its session's lease */
-    uint64_t fill_max_us;      /* a grant of a stopped session older than this is not waited for
-                                  when another session commits the same key */
+    uint64_t fill_max_us;      /* how long a grant may keep other sessions from storing a key: none
+                                  does, the first commit wins whoever holds what */
     enum kvist_admission admission;
     const struct kvist_tier_options *tier; /* path, sizes, threads; events are the store's own.
                                               NULL: no NVMe */
@@ -172,7 +176,7 @@ KVIST_MUST_USE enum kvist_status kvist_store_session_open(struct kvist_store *st
                                                           struct kvist_store_session **session_out,
                                                           struct kvist_error *err);
 
-/** Take back leases, grants and holds. Only when every process of the session has ended. */
+/** Take back leases, grants and holds; closes its processes. Only when all of them have ended. */
 void kvist_store_session_close(struct kvist_store_session **session);
 
 /** The page's memfd, to be sent read-write. Borrowed. */
@@ -225,6 +229,8 @@ KVIST_MUST_USE enum kvist_status kvist_store_pool_open(struct kvist_store *store
  * Attach a process to a pool: the first of a session gives the pool its ordinal there. Segments
  * are lent at once through events (in a later turn), grants follow when all ranks have mapped.
  *
+ * Attaching again, over a new connection, has everything said again.
+ *
  * @param read_only  no grants for the session's sake
  * @param ordinal_out  equal for all processes of the session
  */
@@ -258,23 +264,28 @@ struct kvist_store_commit {
 
 /**
  * Publish a filled slot. Idempotent: a commit that was done already is OK.
+ * Whatever the answer but INVALID, the grant has ended, and the slot is free again if not OK.
  *
- * @return OK; EXISTS: the key is there, the slot is free again; STALE: cleared since; NOT_FOUND: a
- *         mark is missing, the slot is free again; INVALID: no such grant of this session, or sizes
- *         beyond limits: nothing was changed
+ * @return OK; EXISTS: the key is there; STALE: cleared since; NOT_FOUND: a mark is missing, or the
+ *         grant has ended before; NO_SPACE: the index is full, it will grow; INVALID: never a grant,
+ *         or sizes beyond limits: nothing was changed
  */
 KVIST_MUST_USE enum kvist_status kvist_store_commit(struct kvist_store_session *session,
                                                     uint32_t pool,
                                                     const struct kvist_store_commit *commit);
 
-/** Give a granted slot back unfilled. INVALID: no such grant. */
+/**
+ * Give a granted slot back unfilled. It is not replaced by another grant within a second, unless
+ * the session commits. NOT_FOUND: the grant has ended before; INVALID: never a grant.
+ */
 KVIST_MUST_USE enum kvist_status kvist_store_return(struct kvist_store_session *session,
                                                     uint32_t pool,
                                                     uint32_t slot,
                                                     uint32_t ticket,
                                                     uint64_t reservation);
 
-/** Promote blocks that are on NVMe alone; what is not there, or is no longer, is skipped. */
+/** Promote blocks that are on NVMe alone; what is not there, or is no longer, is skipped.
+ *  INVALID: no such pool of the session, or more than KVIST_KEYS_MAX keys. */
 KVIST_MUST_USE enum kvist_status kvist_store_prefetch(struct kvist_store_session *session,
                                                       uint32_t pool,
                                                       const uint8_t (*keys)[KVIST_KEY_BYTES],
