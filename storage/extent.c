@@ -133,7 +133,8 @@ static void insert_locked(struct kvist_extents *extents, struct kvist_extent *ex
     KVIST_CHECK(extents->extent_count < KVIST_EXTENTS_MAX);
     memmove(&extents->extents[position + 1],
             &extents->extents[position],
-            (extents->extent_count - position) * sizeof(extents->extents[0]));
+            (extents->extent_count - position) *
+                sizeof(extents->extents[0])); /* NOLINT(bugprone-sizeof-expression): pointers */
     extents->extents[position] = extent;
     extents->extent_count++;
 }
@@ -555,7 +556,8 @@ void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
     extents->extent_count--;
     memmove(&extents->extents[position],
             &extents->extents[position + 1],
-            (extents->extent_count - position) * sizeof(extents->extents[0]));
+            (extents->extent_count - position) *
+                sizeof(extents->extents[0])); /* NOLINT(bugprone-sizeof-expression): pointers */
     extent->retired = true;
     extent->loans++;
     extents->retired_bytes += extent->disk_bytes;

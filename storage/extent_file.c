@@ -19,7 +19,7 @@
 #define EXTENT_VERSION   1U
 #define NAME_BYTES       16
 #define NAME_DIGITS      8
-#define DISK_SPARE_BYTES (4U << 20) /* left on a nearly full disk, for the index */
+#define DISK_SPARE_BYTES (32U << 20) /* left on a nearly full disk, for the index */
 
 struct extent_header {
     uint64_t magic;

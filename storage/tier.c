@@ -245,7 +245,9 @@ static void write_done(struct kvist_job *job)
         since_add(tier, &request->record.block);
     } else if (request->status != KVIST_STALE && request->status != KVIST_CORRUPT) {
         tier->counters.write_errors_total++;
-        kvist_tier_text_set(tier->write_text, &request->err);
+        if (request->status != KVIST_UNAVAILABLE || tier->write_text[0] == '\0') {
+            kvist_tier_text_set(tier->write_text, &request->err); /* else the cause stays */
+        }
     }
     if (request->stored) {
         tier->records_since++;
@@ -377,6 +379,7 @@ static void read_done(struct kvist_job *job)
     kvist_tier_request_finish(request);
 }
 
+/* NOLINTNEXTLINE(readability-function-size): the parameters are the contract of tier.h */
 enum kvist_status kvist_tier_read(struct kvist_tier *tier,
                                   const uint8_t pool_id[KVIST_KEY_BYTES],
                                   const uint8_t key[KVIST_KEY_BYTES],

@@ -20,14 +20,20 @@
 
 #include <stdatomic.h>
 
+#define KVIST_TIER_BATCH            512U
+#define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk nothing is put */
+
 struct kvist_tier_index;
 
-/* A place in the order of the entries, to go on from; zeroed: the start. */
-struct kvist_tier_cursor {
+/* A walk over the index, a batch of records at a time; zeroed, it begins at the start. */
+struct kvist_tier_walk {
     bool started;
+    bool end;                         /* nothing comes after this batch */
     uint8_t pool_id[KVIST_KEY_BYTES]; /* the last entry that was seen */
     uint8_t key[KVIST_KEY_BYTES];
     uint64_t offset;
+    size_t count; /* of records in this batch, may be 0 before the end */
+    struct kvist_tier_record records[KVIST_TIER_BATCH];
 };
 
 /**
@@ -92,39 +98,21 @@ KVIST_MUST_USE enum kvist_status kvist_tier_index_remove(struct kvist_tier_index
  */
 void kvist_tier_index_load_begin(struct kvist_tier_index *index, uint32_t extent_max);
 
-/**
- * Next records in key order, of extents up to extent_max. Malformed entries go.
- *
- * @param count_out  0: the end
- */
+/** Next records in key order, of extents up to extent_max. Malformed entries go. */
 KVIST_MUST_USE enum kvist_status kvist_tier_index_load(struct kvist_tier_index *index,
-                                                       struct kvist_tier_cursor *cursor,
-                                                       struct kvist_tier_record *records_out,
-                                                       size_t capacity,
-                                                       size_t *count_out,
+                                                       struct kvist_tier_walk *walk,
                                                        struct kvist_error *err);
 
-/** Next records of a pool, in key order. count_out 0: the end. */
-KVIST_MUST_USE enum kvist_status kvist_tier_index_scan_pool(struct kvist_tier_index *index,
+/** Next records of a pool, in key order. */
+KVIST_MUST_USE enum kvist_status kvist_tier_index_walk_pool(struct kvist_tier_index *index,
                                                             const uint8_t pool_id[KVIST_KEY_BYTES],
-                                                            struct kvist_tier_cursor *cursor,
-                                                            struct kvist_tier_record *records_out,
-                                                            size_t capacity,
-                                                            size_t *count_out,
+                                                            struct kvist_tier_walk *walk,
                                                             struct kvist_error *err);
 
-/**
- * Next records of an extent that are current, in offset order.
- *
- * @param end_out  no more
- */
-KVIST_MUST_USE enum kvist_status kvist_tier_index_scan_extent(struct kvist_tier_index *index,
+/** Next records of an extent that are current, in offset order. */
+KVIST_MUST_USE enum kvist_status kvist_tier_index_walk_extent(struct kvist_tier_index *index,
                                                               uint32_t extent,
-                                                              struct kvist_tier_cursor *cursor,
-                                                              struct kvist_tier_record *records_out,
-                                                              size_t capacity,
-                                                              size_t *count_out,
-                                                              bool *end_out,
+                                                              struct kvist_tier_walk *walk,
                                                               struct kvist_error *err);
 
 /** Remove what is left of an extent's back entries. */

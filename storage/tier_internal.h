@@ -19,7 +19,6 @@
 
 #define KVIST_TIER_MAGIC     0x6b766e74U
 #define KVIST_TIER_POOLS_MAX 1024U /* known at a time, on disk too */
-#define KVIST_TIER_BATCH     512U  /* records of one keeper's step */
 
 struct kvist_tier_known_pool {
     struct kvist_tier_pool pool; /* all but the generation is fixed */
@@ -75,7 +74,7 @@ struct kvist_tier_keeper {
     struct kvist_tier *tier;
     bool busy; /* the job is submitted */
     enum kvist_tier_step step;
-    struct kvist_tier_cursor cursor;
+    struct kvist_tier_walk walk;
     uint32_t extent;                    /* RECLAIM: the victim; 0: none is being emptied */
     uint32_t tenant;                    /* MAKE */
     uint64_t file_bytes;                /* MAKE */
@@ -95,7 +94,6 @@ struct kvist_tier_keeper {
     size_t count; /* of blocks: loaded or dropped */
     size_t moved_count;
     uint64_t moved_bytes;
-    struct kvist_tier_record records[KVIST_TIER_BATCH];
     struct kvist_tier_block blocks[KVIST_TIER_BATCH];
     struct kvist_tier_block moved[KVIST_TIER_BATCH];
 };

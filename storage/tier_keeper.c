@@ -85,10 +85,9 @@ void kvist_tier_load_start(struct kvist_tier *tier)
     step_submit(tier->loader);
 }
 
-/* Files without a live block go, the others give the room at their end back. */
-static void load_end_run(struct kvist_tier_keeper *keeper)
+/* Files give the room at their end back; those without a live block go when loading is over. */
+static void load_end_run(struct kvist_tier *tier)
 {
-    struct kvist_tier *tier = keeper->tier;
     uint32_t *numbers = calloc(KVIST_EXTENTS_MAX, sizeof(numbers[0]));
     if (numbers == NULL) {
         return; /* they stay as they are, and go when room is needed */
@@ -105,21 +104,16 @@ static void load_end_run(struct kvist_tier_keeper *keeper)
 static void load_run(struct kvist_tier_keeper *keeper)
 {
     struct kvist_tier *tier = keeper->tier;
-    struct kvist_tier_record *bad = keeper->records;
-    size_t found = 0;
+    struct kvist_tier_record *bad = keeper->walk.records;
     size_t bad_count = 0;
     bool removed[KVIST_TIER_BATCH];
-    keeper->status = kvist_tier_index_load(
-        tier->index, &keeper->cursor, keeper->records, KVIST_TIER_BATCH, &found, &keeper->err);
-    if (keeper->status != KVIST_OK || found == 0) {
-        keeper->end = true;
-        if (keeper->status == KVIST_OK) {
-            load_end_run(keeper);
-        }
+    keeper->status = kvist_tier_index_load(tier->index, &keeper->walk, &keeper->err);
+    keeper->end = keeper->status != KVIST_OK || keeper->walk.end;
+    if (keeper->status != KVIST_OK) {
         return;
     }
-    for (size_t index = 0; index < found; index++) {
-        struct kvist_tier_record record = keeper->records[index];
+    for (size_t index = 0; index < keeper->walk.count; index++) {
+        struct kvist_tier_record record = keeper->walk.records[index];
         kvist_extents_account(
             tier->extents, record.block.extent, 1, (int64_t)record.block.block_bytes);
         if (is_current(tier, &record.block) && kvist_extents_holds(tier->extents, &record)) {
@@ -134,6 +128,9 @@ static void load_run(struct kvist_tier_keeper *keeper)
         if (removed[index]) {
             account_dropped(tier, &bad[index]);
         }
+    }
+    if (keeper->end) {
+        load_end_run(tier);
     }
 }
 
@@ -287,26 +284,26 @@ static bool carry(struct kvist_tier_keeper *keeper,
 }
 
 /* One batch of the victim's records: carried over, or removed from the index. */
-static enum kvist_status
-reclaim_batch(struct kvist_tier_keeper *keeper, struct kvist_extent *victim, size_t found)
+static enum kvist_status reclaim_batch(struct kvist_tier_keeper *keeper,
+                                       struct kvist_extent *victim)
 {
     struct kvist_tier *tier = keeper->tier;
     bool removed[KVIST_TIER_BATCH];
     size_t going = 0;
-    for (size_t index = 0; index < found; index++) {
-        const struct kvist_tier_record record = keeper->records[index];
+    for (size_t index = 0; index < keeper->walk.count; index++) {
+        const struct kvist_tier_record record = keeper->walk.records[index];
         if (!kvist_extent_was_hit(victim, record.offset) || !is_current(tier, &record.block) ||
             !carry(keeper, &record, victim)) {
-            keeper->records[going++] = record;
+            keeper->walk.records[going++] = record;
         }
     }
     enum kvist_status status =
-        kvist_tier_index_remove(tier->index, keeper->records, going, removed, &keeper->err);
+        kvist_tier_index_remove(tier->index, keeper->walk.records, going, removed, &keeper->err);
     for (size_t index = 0; status == KVIST_OK && index < going; index++) {
         if (removed[index]) {
-            account_dropped(tier, &keeper->records[index]);
-            if (is_current(tier, &keeper->records[index].block)) {
-                keeper->blocks[keeper->count++] = keeper->records[index].block;
+            account_dropped(tier, &keeper->walk.records[index]);
+            if (is_current(tier, &keeper->walk.records[index].block)) {
+                keeper->blocks[keeper->count++] = keeper->walk.records[index].block;
             }
         }
     }
@@ -317,36 +314,28 @@ static void reclaim_run(struct kvist_tier_keeper *keeper)
 {
     struct kvist_tier *tier = keeper->tier;
     struct kvist_extent *victim = NULL;
-    size_t found = 0;
-    bool end = false;
     keeper->status = kvist_extents_acquire(tier->extents, keeper->extent, &victim);
     if (keeper->status != KVIST_OK) {
         return;
     }
-    if (!keeper->cursor.started) {
+    if (!keeper->walk.started) {
         keeper->carry_bytes = kvist_extent_filled_bytes(tier->extents, victim) / CARRY_SHARE;
     }
     keeper->status = kvist_tier_index_ready(tier->index, &keeper->err);
     if (keeper->status == KVIST_OK) {
-        keeper->status = kvist_tier_index_scan_extent(tier->index,
-                                                      keeper->extent,
-                                                      &keeper->cursor,
-                                                      keeper->records,
-                                                      KVIST_TIER_BATCH,
-                                                      &found,
-                                                      &end,
-                                                      &keeper->err);
+        keeper->status =
+            kvist_tier_index_walk_extent(tier->index, keeper->extent, &keeper->walk, &keeper->err);
     }
     if (keeper->status == KVIST_OK) {
-        keeper->status = reclaim_batch(keeper, victim, found);
+        keeper->status = reclaim_batch(keeper, victim);
     }
-    if (keeper->status == KVIST_OK && end) {
+    if (keeper->status == KVIST_OK && keeper->walk.end) {
         keeper->status = kvist_tier_index_forget_extent(tier->index, keeper->extent, &keeper->err);
     }
     kvist_extents_release(tier->extents, &victim);
     if (keeper->status != KVIST_OK) {
         kvist_extents_undrain(tier->extents, keeper->extent);
-    } else if (end) {
+    } else if (keeper->walk.end) {
         kvist_extents_retire(tier->extents, keeper->extent);
         keeper->end = true;
     }
@@ -387,7 +376,7 @@ static bool reclaim_start(struct kvist_tier *tier, uint32_t number)
     keeper->step = KVIST_TIER_STEP_RECLAIM;
     keeper->extent = number;
     keeper->room_bytes = kvist_tier_room(tier);
-    memset(&keeper->cursor, 0, sizeof(keeper->cursor));
+    memset(&keeper->walk, 0, sizeof(keeper->walk));
     step_submit(keeper);
     return true;
 }
@@ -399,33 +388,27 @@ static void purge_run(struct kvist_tier_keeper *keeper)
 {
     struct kvist_tier *tier = keeper->tier;
     bool removed[KVIST_TIER_BATCH];
-    size_t found = 0;
     size_t going = 0;
-    keeper->status = kvist_tier_index_scan_pool(tier->index,
-                                                keeper->pool->pool.pool_id,
-                                                &keeper->cursor,
-                                                keeper->records,
-                                                KVIST_TIER_BATCH,
-                                                &found,
-                                                &keeper->err);
-    keeper->end = keeper->status != KVIST_OK || found == 0;
-    if (keeper->end) {
+    keeper->status = kvist_tier_index_walk_pool(
+        tier->index, keeper->pool->pool.pool_id, &keeper->walk, &keeper->err);
+    if (keeper->status != KVIST_OK) {
+        keeper->end = true;
         return;
     }
-    for (size_t index = 0; index < found; index++) {
-        if (!is_current(tier, &keeper->records[index].block)) {
-            keeper->records[going++] = keeper->records[index];
+    for (size_t index = 0; index < keeper->walk.count; index++) {
+        if (!is_current(tier, &keeper->walk.records[index].block)) {
+            keeper->walk.records[going++] = keeper->walk.records[index];
         }
     }
     keeper->status =
-        kvist_tier_index_remove(tier->index, keeper->records, going, removed, &keeper->err);
+        kvist_tier_index_remove(tier->index, keeper->walk.records, going, removed, &keeper->err);
     for (size_t index = 0; keeper->status == KVIST_OK && index < going; index++) {
         if (removed[index]) {
-            account_dropped(tier, &keeper->records[index]);
+            account_dropped(tier, &keeper->walk.records[index]);
             keeper->count++;
         }
     }
-    keeper->end = keeper->status != KVIST_OK;
+    keeper->end = keeper->status != KVIST_OK || keeper->walk.end;
 }
 
 static void purge_done(struct kvist_tier_keeper *keeper)
@@ -447,7 +430,7 @@ static bool purge_start(struct kvist_tier *tier)
             known->purge = false;
             tier->keeper->step = KVIST_TIER_STEP_PURGE;
             tier->keeper->pool = known;
-            memset(&tier->keeper->cursor, 0, sizeof(tier->keeper->cursor));
+            memset(&tier->keeper->walk, 0, sizeof(tier->keeper->walk));
             step_submit(tier->keeper);
             return true;
         }
