@@ -1,0 +1,137 @@
+/* machine: memory of the host and of cgroups, from trees made here; the NVMe directory. */
+#include "daemon/machine.h"
+#include "proto/base/check.h"
+#include "tests/support/unit.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char root[64];
+static struct kvist_error err;
+
+static void put(const char *name, const char *text)
+{
+    char path[512];
+    (void)snprintf(path, sizeof(path), "%s/%s", root, name);
+    for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(path, 0700);
+        *slash = '/';
+    }
+    FILE *file = fopen(path, "w");
+    KVIST_TEST_FATAL(file != NULL);
+    (void)fputs(text, file);
+    KVIST_TEST_FATAL(fclose(file) == 0);
+}
+
+static void setup(void)
+{
+    (void)snprintf(root, sizeof(root), "/tmp/kvist-machine-XXXXXX");
+    KVIST_TEST_FATAL(mkdtemp(root) != NULL);
+    err = (struct kvist_error)KVIST_ERROR_INIT;
+}
+
+static void teardown(void)
+{
+    char command[128];
+    (void)snprintf(command, sizeof(command), "rm -r '%s'", root);
+    KVIST_TEST_EQUAL(system(command), 0);
+}
+
+static void memory_is_what_host_and_cgroups_leave(void)
+{
+    struct kvist_machine machine;
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_NOT_FOUND);
+    put("proc/meminfo", "MemTotal: 9 kB\nMemFree: 1 kB\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_SYSTEM);
+    put("proc/meminfo", "MemTotal:   9000000 kB\nMemAvailable:    1000000 kB\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.available_bytes, 1000000ULL << 10);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, UINT64_MAX);
+    put("proc/self/cgroup", "12:pids:/old\n0::/a/b\n");
+    put("sys/fs/cgroup/a/b/memory.max", "max\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, UINT64_MAX);
+    put("sys/fs/cgroup/a/memory.max", "500000000\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 500000000);
+    put("sys/fs/cgroup/memory.max", "400000000\n"); /* as in a container: its own root */
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 400000000);
+}
+
+static void an_arena_fits_or_is_refused(void)
+{
+    static struct kvist_config config;
+    struct kvist_machine machine = {.available_bytes = 8ULL << 30, .cgroup_bytes = UINT64_MAX};
+    config.memory_arena_bytes = 0;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(config.memory_arena_bytes, 2ULL << 30);
+    config.memory_arena_bytes = 8ULL << 30;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
+    config.memory_arena_bytes++;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
+    KVIST_TEST_TRUE(strstr(err.text, "available memory (8192 MiB)") != NULL);
+    machine.cgroup_bytes = 1ULL << 30;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
+    KVIST_TEST_TRUE(strstr(err.text, "memory.max") != NULL);
+    config.memory_arena_bytes = 0;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(config.memory_arena_bytes, 256ULL << 20);
+    machine.cgroup_bytes = 20ULL << 20; /* a quarter is below the least arena, all is not */
+    config.memory_arena_bytes = 0;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(config.memory_arena_bytes, KVIST_ARENA_BYTES_MIN);
+    machine.cgroup_bytes = 10ULL << 20;
+    config.memory_arena_bytes = 0;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
+    KVIST_TEST_EQUAL(config.memory_arena_bytes, 0);
+}
+
+static void a_directory_fits_or_is_refused(void)
+{
+    static struct kvist_config config;
+    config.nvme_bytes = 64ULL << 20;
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err), KVIST_OK);
+    (void)snprintf(config.nvme_path, sizeof(config.nvme_path), "%s", root);
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err), KVIST_OK);
+    (void)snprintf(config.nvme_path, sizeof(config.nvme_path), "%s/new//", root);
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err), KVIST_OK);
+    (void)snprintf(config.nvme_path, sizeof(config.nvme_path), "/new");
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err),
+                      geteuid() == 0 ? KVIST_OK : KVIST_DENIED);
+    (void)snprintf(config.nvme_path, sizeof(config.nvme_path), "%s/a/b", root);
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err), KVIST_NOT_FOUND);
+    KVIST_TEST_TRUE(strstr(err.text, "create it") != NULL);
+    put("file", "x");
+    (void)snprintf(config.nvme_path, sizeof(config.nvme_path), "%s/file", root);
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err), KVIST_INVALID);
+    (void)snprintf(config.nvme_path, sizeof(config.nvme_path), "%s", root);
+    config.nvme_bytes = 1ULL << 60;
+    KVIST_TEST_STATUS(kvist_machine_fit_nvme(&config, &err), KVIST_INVALID);
+    KVIST_TEST_TRUE(strstr(err.text, "in all") != NULL);
+}
+
+static void open_files_go_up_to_what_is_allowed(void)
+{
+    struct rlimit limit;
+    KVIST_TEST_FATAL(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    struct rlimit lower = {.rlim_cur = 32, .rlim_max = limit.rlim_max};
+    KVIST_TEST_FATAL(setrlimit(RLIMIT_NOFILE, &lower) == 0);
+    KVIST_TEST_EQUAL(kvist_machine_raise_files(), limit.rlim_max);
+    KVIST_TEST_EQUAL(kvist_machine_raise_files(), limit.rlim_max);
+}
+
+int main(void)
+{
+    static const struct kvist_unit_case cases[] = {
+        {"memory is what host and cgroups leave", memory_is_what_host_and_cgroups_leave},
+        {"an arena fits or is refused", an_arena_fits_or_is_refused},
+        {"a directory fits or is refused", a_directory_fits_or_is_refused},
+        {"open files go up to what is allowed", open_files_go_up_to_what_is_allowed},
+    };
+    return kvist_unit_main("machine", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
+}
