@@ -76,6 +76,7 @@ static enum kvist_status
 copy_socket_path(struct kvist_client *client, const char *path, struct kvist_error *err)
 {
     if (path == NULL) {
+        /* NOLINTNEXTLINE(concurrency-mt-unsafe): races with setenv() alone */
         path = getenv("KVIST_SOCKET");
     }
     if (path == NULL || path[0] == '\0') {
@@ -311,8 +312,13 @@ static uint64_t keep_time_locked(struct kvist_client *client, uint64_t now_us)
             earlier(&deadline_us, client->down_since_us + client->grace_us);
         }
     }
+    bool has_returns = client->has_returns;
+    client->has_returns = false;
     for (uint32_t index = 0; index < KVIST_SESSION_POOLS_MAX; index++) {
         struct kvist_pool *pool = client->pools[index];
+        if (pool != NULL && has_returns) {
+            kvist_grant_return_due_locked(client, pool);
+        }
         if (client->link != KVIST_LINK_UP || pool == NULL || pool->retry_at_us == 0) {
             continue;
         }

@@ -167,6 +167,7 @@ struct kvist_client {
     struct kvist_epoch *current; /* NULL: none, or its grace is over */
     struct kvist_epoch *retired; /* list: no more finds and takes */
     struct kvist_pool *pools[KVIST_SESSION_POOLS_MAX];
+    bool has_returns;                /* tickets are RETURN that nobody has posted yet */
     struct kvist_client_stats stats; /* counters; gauges are filled in when asked */
 };
 

@@ -38,7 +38,7 @@ void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_poo
     struct kvist_epoch *epoch = client->current;
     const struct kvist_view *view = kvist_view_current_locked(pool);
     if (view == NULL || pool->state != KVIST_POOL_OPEN || client->link != KVIST_LINK_UP) {
-        return;
+        return; /* opening the pool again comes here */
     }
     enum kvist_status status = KVIST_OK;
     for (uint32_t ticket = 0; ticket < epoch->page_header.ticket_max && status == KVIST_OK;) {
@@ -57,6 +57,7 @@ void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_poo
         if (count > 0) {
             post_return_locked(client, view, slots, count, &status);
         }
+        client->has_returns = client->has_returns || status != KVIST_OK;
         for (size_t index = 0; index < count && status == KVIST_OK; index++) {
             finish_ticket(client, &epoch->tickets[slots[index].ticket]);
         }
@@ -225,13 +226,23 @@ static struct kvist_ticket *find_ticket_locked(const struct kvist_pool *pool,
     return fits ? ticket : NULL;
 }
 
+/* A take of an arena that is gone: there is nobody to tell. */
+static void void_ticket(struct kvist_ticket *ticket)
+{
+    if (ticket != NULL) {
+        ticket->state = KVIST_TICKET_NONE;
+    }
+}
+
 void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, size_t take_count)
 {
     struct kvist_client *client = pool->client;
     (void)pthread_mutex_lock(client->lock);
     for (size_t index = 0; index < take_count; index++) {
         struct kvist_ticket *ticket = find_ticket_locked(pool, &takes[index]);
-        if (ticket != NULL) {
+        if (client->current == NULL || takes[index].instance != client->current->instance) {
+            void_ticket(ticket);
+        } else if (ticket != NULL) {
             ticket->state = KVIST_TICKET_RETURN;
         }
     }
@@ -262,9 +273,11 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
         parent_tag = kvist_key_tag(key);
         if (client->current == NULL || takes[index].instance != client->current->instance) {
             stale = true;
+            void_ticket(ticket);
+            continue;
         }
         if (ticket == NULL) {
-            continue; /* void, or given back already */
+            continue; /* given back already */
         }
         ticket->state = KVIST_TICKET_RETURN;
         Kvist__Wire__Commit__Block *block = &blocks[block_count];
@@ -278,15 +291,13 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
         block->block_bytes = block_bytes;
         list[block_count++] = block;
     }
-    if (stale) {
-        return KVIST_STALE;
+    if (block_count == 0) {
+        return stale ? KVIST_STALE : KVIST_OK;
     }
+    client->has_returns = true; /* until it is posted */
     if (view == NULL || pool->state != KVIST_POOL_OPEN) {
         client->stats.dropped_messages++;
         return KVIST_UNAVAILABLE;
-    }
-    if (block_count == 0) {
-        return KVIST_OK;
     }
     Kvist__Wire__Commit commit;
     kvist__wire__commit__init(&commit);
@@ -302,7 +313,7 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
         finish_ticket(client, &client->current->tickets[blocks[index].ticket]);
     }
     client->stats.commits += status == KVIST_OK ? block_count : 0;
-    return status;
+    return status == KVIST_OK && stale ? KVIST_STALE : status;
 }
 
 enum kvist_status kvist_pool_commit(struct kvist_pool *pool,

@@ -31,7 +31,7 @@ static bool is_program(const char *directory, const char *below, char path_out[P
 
 static bool find_in_path(char path_out[PATH_BYTES])
 {
-    const char *list = getenv("PATH");
+    const char *list = getenv("PATH"); /* NOLINT(concurrency-mt-unsafe): one thread */
     while (list != NULL && *list != '\0') {
         size_t length = strcspn(list, ":");
         char directory[PATH_BYTES];
@@ -92,7 +92,7 @@ _Noreturn static void become(const char *path,
         _exit(127); /* it died before the line above */
     }
     (void)snprintf(file, sizeof(file), "%s/notify", daemon->directory);
-    (void)setenv("NOTIFY_SOCKET", file, 1);
+    (void)setenv("NOTIFY_SOCKET", file, 1); /* NOLINT(concurrency-mt-unsafe): one thread */
     (void)snprintf(file, sizeof(file), "%s/log", daemon->directory);
     int log = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (log >= 0) {

@@ -24,6 +24,7 @@ struct bench {
     struct kvist_bench_result *result;
     struct kvist_client *client;
     struct kvist_pool *pool;
+    uint64_t window_blocks;
     uint64_t window_bytes; /* of either private buffer: a multiple of the block */
     int fds[2];
     void *windows[2];  /* what is put comes from the first, what is got goes to the second */
@@ -32,7 +33,6 @@ struct bench {
     uint64_t key_salt;
     uint64_t recent; /* how many of the latest keys gets ask for */
     uint64_t random;
-    uint64_t *samples;
 };
 
 /* --- Keys and memory ----------------------------------------------------------------------- */
@@ -56,8 +56,8 @@ static uint64_t next_random(struct bench *bench)
 
 static void *window_block(struct bench *bench, unsigned window)
 {
-    uint64_t blocks = bench->window_bytes / bench->options->block_bytes;
-    return (char *)bench->windows[window] + bench->cursor % blocks * bench->options->block_bytes;
+    return (char *)bench->windows[window] +
+           bench->cursor % bench->window_blocks * bench->options->block_bytes;
 }
 
 static enum kvist_status make_windows(struct bench *bench, struct kvist_error *err)
@@ -66,8 +66,8 @@ static enum kvist_status make_windows(struct bench *bench, struct kvist_error *e
     bytes = bytes < WINDOW_BYTES_MIN ? WINDOW_BYTES_MIN : bytes;
     bytes = bytes > WINDOW_BYTES_MAX ? WINDOW_BYTES_MAX : bytes;
     uint64_t blocks = bytes / bench->options->block_bytes;
-    blocks = blocks < 2 ? 2 : blocks;
-    bench->window_bytes = blocks * bench->options->block_bytes;
+    bench->window_blocks = blocks < 2 ? 2 : blocks;
+    bench->window_bytes = bench->window_blocks * bench->options->block_bytes;
     for (unsigned window = 0; window < 2; window++) {
         enum kvist_status status =
             kvist_memfd_create("bench", bench->window_bytes, &bench->fds[window], err);
@@ -133,7 +133,6 @@ static void close_bench(struct bench *bench)
             (void)close(bench->fds[window]);
         }
     }
-    free(bench->samples);
 }
 
 /* --- Put ----------------------------------------------------------------------------------- */
@@ -352,10 +351,11 @@ static int compare_samples(const void *one, const void *other)
 
 static void measure_lease(struct bench *bench, uint32_t run)
 {
+    static uint64_t samples[SAMPLES_MAX]; /* 512 KiB; one thread */
     uint64_t budget_ns = (uint64_t)(bench->options->seconds * 1e9 / 4);
     uint64_t spent_ns = 0;
-    uint32_t samples = 0;
-    while (spent_ns < budget_ns && samples < SAMPLES_MAX) {
+    uint32_t sample_count = 0;
+    while (spent_ns < budget_ns && sample_count < SAMPLES_MAX) {
         uint8_t key[KVIST_KEY_BYTES];
         struct kvist_lease lease;
         enum kvist_probe stop = KVIST_PROBE_MISS;
@@ -369,15 +369,16 @@ static void measure_lease(struct bench *bench, uint32_t run)
         uint64_t took_ns = kvist_clock_now_ns() - start_ns;
         spent_ns += took_ns;
         if (count == 1) {
-            bench->samples[samples++] = took_ns;
+            samples[sample_count++] = took_ns;
         }
     }
-    qsort(bench->samples, samples, sizeof(bench->samples[0]), compare_samples);
-    bool any = samples > 0;
-    bench->result->figures[KVIST_BENCH_LEASE_NS][run] =
-        any ? (double)bench->samples[samples / 2] : 0;
-    bench->result->figures[KVIST_BENCH_LEASE_P99_NS][run] =
-        any ? (double)bench->samples[samples - 1 - samples / 100] : 0;
+    if (sample_count > 0) {
+        uint32_t middle = sample_count / 2;
+        uint32_t high = sample_count - 1 - sample_count / 100;
+        qsort(samples, sample_count, sizeof(samples[0]), compare_samples);
+        bench->result->figures[KVIST_BENCH_LEASE_NS][run] = (double)samples[middle];
+        bench->result->figures[KVIST_BENCH_LEASE_P99_NS][run] = (double)samples[high];
+    }
 }
 
 /* --- All ----------------------------------------------------------------------------------- */
@@ -427,10 +428,7 @@ enum kvist_status kvist_bench_run(const struct kvist_bench_options *options,
     };
     memset(result_out, 0, sizeof(*result_out));
     result_out->block_bytes = options->block_bytes;
-    bench.samples = calloc(SAMPLES_MAX, sizeof(bench.samples[0]));
-    enum kvist_status status =
-        bench.samples != NULL ? make_windows(&bench, err)
-                              : kvist_error_set(err, KVIST_NO_MEMORY, 0, "kvist", "out of memory");
+    enum kvist_status status = make_windows(&bench, err);
     if (status == KVIST_OK) {
         status = open_engine(&bench, err);
     }

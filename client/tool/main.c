@@ -63,6 +63,7 @@ int main(int argc, char **argv)
 {
     struct kvist_tool tool = {.timeout_us = TIMEOUT_US_DEFAULT};
     (void)signal(SIGPIPE, SIG_IGN); /* `kvist stat | head` ends with a sentence, not a signal */
+    /* NOLINTNEXTLINE(concurrency-mt-unsafe): one thread */
     tool.socket_path = getenv("KVIST_SOCKET");
     if (tool.socket_path == NULL || tool.socket_path[0] == '\0') {
         tool.socket_path = "/run/kvist/kvist.sock";

@@ -129,13 +129,13 @@ enum kvist_status kvist_request_call(struct kvist_request *request,
     enum kvist_status status = send_all(request, envelope, deadline_us, err);
     while (status == KVIST_OK) {
         status = receive_one(request, deadline_us, &reply, err);
-        if (status != KVIST_OK || reply->id == envelope->id ||
+        if (status != KVIST_OK || reply == NULL || reply->id == envelope->id ||
             reply->body_case == KVIST__WIRE__ENVELOPE__BODY_FAILURE) {
             break;
         }
         kvist_message_free(&reply); /* pushed, or late */
     }
-    if (status == KVIST_OK && reply->body_case == KVIST__WIRE__ENVELOPE__BODY_FAILURE) {
+    if (reply != NULL && reply->body_case == KVIST__WIRE__ENVELOPE__BODY_FAILURE) {
         status = kvist_status_from_wire(reply->failure->status);
         status = kvist_error_set(err,
                                  status == KVIST_OK ? KVIST_PROTOCOL : status,
@@ -143,7 +143,7 @@ enum kvist_status kvist_request_call(struct kvist_request *request,
                                  "kvistd",
                                  "%s",
                                  reply->failure->text);
-    } else if (status == KVIST_OK && reply->body_case != expected) {
+    } else if (reply != NULL && reply->body_case != expected) {
         status = kvist_error_set(err, KVIST_PROTOCOL, 0, "kvistd", "kvistd answered nonsense");
     }
     if (status != KVIST_OK) {
@@ -177,7 +177,7 @@ say_hello(struct kvist_request *request, uint64_t timeout_us, struct kvist_error
                                                   timeout_us,
                                                   &request->hello,
                                                   err);
-    if (status == KVIST_OK && request->hello->hello_reply->wire_major != KVIST_WIRE_MAJOR) {
+    if (request->hello != NULL && request->hello->hello_reply->wire_major != KVIST_WIRE_MAJOR) {
         status = kvist_error_set(err,
                                  KVIST_VERSION,
                                  0,

@@ -69,15 +69,15 @@ static bool ask_listing(const struct kvist_tool *tool,
     *listing = (struct listing){.pages = NULL};
     do {
         *exit_out = KVIST_EXIT_FAILED;
-        Kvist__Wire__Envelope *page = ask_page(tool, request, offset, exit_out);
         Kvist__Wire__Envelope **pages =
-            realloc(listing->pages, (listing->page_count + 1) * sizeof(*pages));
-        if (page == NULL || pages == NULL) {
-            kvist_message_free(&page);
+            realloc(listing->pages, (listing->page_count + 1) * sizeof(void *));
+        listing->pages = pages != NULL ? pages : listing->pages;
+        Kvist__Wire__Envelope *page =
+            pages != NULL ? ask_page(tool, request, offset, exit_out) : NULL;
+        if (page == NULL) {
             free_listing(listing);
             return false;
         }
-        listing->pages = pages;
         listing->pages[listing->page_count++] = page;
         uint32_t next = page->list_reply->next_offset;
         offset = next > offset ? next : 0; /* a list that does not go on has ended */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define OPTIONS_MAX   16U
+#define COMMON_COUNT  4U
 #define TIMEOUT_S_MAX 86400.0
 
 /* Values of getopt_long for the common options; a command's own begin at OWN_FIRST. */
@@ -56,6 +57,33 @@ static size_t name_length(const char *name)
     return strcspn(name, " ");
 }
 
+/* The common options, then the command's own; `names` holds what `table` points to. */
+static void fill_table(const struct kvist_tool_option *options,
+                       size_t option_count,
+                       char names[OPTIONS_MAX][32],
+                       struct option table[OPTIONS_MAX + COMMON_COUNT + 1])
+{
+    static const struct option common[COMMON_COUNT] = {
+        {"socket", required_argument, NULL, OPTION_SOCKET},
+        {"timeout", required_argument, NULL, OPTION_TIMEOUT},
+        {"json", no_argument, NULL, OPTION_JSON},
+        {"help", no_argument, NULL, OPTION_HELP},
+    };
+    KVIST_CHECK(option_count <= OPTIONS_MAX);
+    memcpy(table, common, sizeof(common));
+    for (size_t index = 0; index < option_count; index++) {
+        (void)snprintf(names[index],
+                       sizeof(names[index]),
+                       "%.*s",
+                       (int)name_length(options[index].name),
+                       options[index].name);
+        table[COMMON_COUNT + index].name = names[index];
+        table[COMMON_COUNT + index].has_arg =
+            options[index].has_value ? required_argument : no_argument;
+        table[COMMON_COUNT + index].val = OWN_FIRST + (int)index;
+    }
+}
+
 int kvist_tool_parse(struct kvist_tool *tool,
                      const struct kvist_tool_command *command,
                      int argc,
@@ -65,33 +93,22 @@ int kvist_tool_parse(struct kvist_tool *tool,
                      int operand_max)
 {
     char names[OPTIONS_MAX][32];
-    struct option table[OPTIONS_MAX + 5] = {
-        {"socket", required_argument, NULL, OPTION_SOCKET},
-        {"timeout", required_argument, NULL, OPTION_TIMEOUT},
-        {"json", no_argument, NULL, OPTION_JSON},
-        {"help", no_argument, NULL, OPTION_HELP},
-    };
-    KVIST_CHECK(option_count <= OPTIONS_MAX);
-    for (size_t index = 0; index < option_count; index++) {
-        (void)snprintf(names[index],
-                       sizeof(names[index]),
-                       "%.*s",
-                       (int)name_length(options[index].name),
-                       options[index].name);
-        table[4 + index].name = names[index];
-        table[4 + index].has_arg = options[index].has_value ? required_argument : no_argument;
-        table[4 + index].val = OWN_FIRST + (int)index;
-    }
+    struct option table[OPTIONS_MAX + COMMON_COUNT + 1] = {{.name = NULL}};
+    fill_table(options, option_count, names, table);
     optind = 0; /* getopt_long starts anew */
     opterr = 0;
     int exit_code = -1;
-    for (int found = 0;
-         exit_code < 0 && (found = getopt_long(argc, argv, ":h", table, NULL)) != -1;) {
+    while (exit_code < 0) {
+        /* NOLINTNEXTLINE(concurrency-mt-unsafe): one thread */
+        int found = getopt_long(argc, argv, ":h", table, NULL);
+        if (found == -1) {
+            break;
+        }
         if (found == OPTION_SOCKET) {
             tool->socket_path = optarg;
             tool->socket_given = true;
         } else if (found == OPTION_TIMEOUT) {
-            exit_code = parse_timeout(tool, command, optarg);
+            exit_code = parse_timeout(tool, command, optarg != NULL ? optarg : "");
         } else if (found == OPTION_JSON) {
             tool->json = true;
         } else if (found == OPTION_HELP || found == 'h') {
@@ -149,7 +166,9 @@ int kvist_tool_fail(const struct kvist_tool *tool, const struct kvist_error *err
 int kvist_tool_finish(int exit_code)
 {
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        (void)fprintf(stderr, "kvist: cannot write the output: %s\n", strerror(errno));
+        struct kvist_error err = KVIST_ERROR_INIT;
+        (void)kvist_error_set_errno(&err, errno, "stdout", "cannot write the output");
+        (void)fprintf(stderr, "kvist: %s\n", err.text);
         return KVIST_EXIT_FAILED;
     }
     return exit_code;

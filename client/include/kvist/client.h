@@ -13,14 +13,12 @@
  *   None of these waits for the daemon. While it is away, hits on what is mapped go on for
  *   detach_grace_us, takes answer nothing, commits and prefetches are dropped.
  *
- * Role        finds, leases, takes, marks, commits, addresses slots. Does not copy: see kvist/copy.h.
- * Units       bytes and microseconds (monotonic) as named
- * Ownership   client owns pools, mappings and its socket; leases and takes are plain values that
- *             must be given back
- * Threads     every function may be called from any thread; calls on the data path take one short
- *             lock that is never held over a system call that can wait. Messages are pumped by
- *             kvist_client_pump(), or by the one thread that kvist_client_thread_start() makes.
- *             Callbacks run on the thread that pumps.
+ * Role        finds, leases, takes, marks, commits, addresses slots. Does not copy: see
+ * kvist/copy.h. Units       bytes and microseconds (monotonic) as named Ownership   client owns
+ * pools, mappings and its socket; leases and takes are plain values that must be given back Threads
+ * every function may be called from any thread; calls on the data path take one short lock that is
+ * never held over a system call that can wait. Messages are pumped by kvist_client_pump(), or by
+ * the one thread that kvist_client_thread_start() makes. Callbacks run on the thread that pumps.
  *             fork: a child must not use the parent's client; signals: none are used, SIGPIPE is
  *             never raised. The library never prints, aborts or exits.
  * Limits      limits.h
@@ -34,6 +32,7 @@
 #include <kvist/error.h>
 #include <kvist/limits.h>
 #include <kvist/status.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -62,16 +61,25 @@ struct kvist_client_options {
     const char *name;         /* for logs and `kvist status`; copied */
     uint64_t detach_grace_us; /* 0: 60 s */
     /* A rank has mapped a segment and populated its page table, or is about to unmap it: the place
-     * to register it with a device. Either may be NULL. */
+     * to register it with a device. Either may be NULL. They run without a lock and may take their
+     * time, but must not pump, wait, close a pool or destroy the client. */
     void (*segment_mapped)(void *ctx, struct kvist_pool *pool, void *base, uint64_t bytes);
     void (*segment_unmapping)(void *ctx, struct kvist_pool *pool, void *base, uint64_t bytes);
     void *ctx;
 };
 
+#ifdef __cplusplus
+#define KVIST_CLIENT_OPTIONS_INIT                                                                  \
+    {                                                                                              \
+        sizeof(struct kvist_client_options), NULL, KVIST_ROLE_TOOL, {0}, 0, 1, NULL, 0, NULL,      \
+            NULL, NULL                                                                             \
+    }
+#else
 #define KVIST_CLIENT_OPTIONS_INIT                                                                  \
     {                                                                                              \
         .struct_bytes = sizeof(struct kvist_client_options), .rank_count = 1                       \
     }
+#endif
 
 /**
  * Make a client. It need not find a daemon: it goes on trying, with back-off up to 1 s.
@@ -99,10 +107,10 @@ KVIST_API void kvist_client_pump(struct kvist_client *client);
 KVIST_API KVIST_MUST_USE enum kvist_status kvist_client_thread_start(struct kvist_client *client,
                                                                      struct kvist_error *err);
 
-/** Wait until connected, or until the deadline (from now). OK, TIMED_OUT, or the daemon's refusal. */
-KVIST_API KVIST_MUST_USE enum kvist_status kvist_client_wait(struct kvist_client *client,
-                                                             uint64_t timeout_us,
-                                                             struct kvist_error *err);
+/** Wait until connected, or until the deadline (from now). OK, TIMED_OUT, or the daemon's refusal.
+ */
+KVIST_API KVIST_MUST_USE enum kvist_status
+kvist_client_wait(struct kvist_client *client, uint64_t timeout_us, struct kvist_error *err);
 
 KVIST_API bool kvist_client_connected(const struct kvist_client *client);
 
@@ -111,18 +119,18 @@ KVIST_API void kvist_client_last_error(const struct kvist_client *client,
                                        struct kvist_error *err_out);
 
 struct kvist_client_stats {
-    uint64_t connects;          /* successful, the first included */
-    uint64_t hits;              /* leases made by acquire */
+    uint64_t connects; /* successful, the first included */
+    uint64_t hits;     /* leases made by acquire */
     uint64_t misses;
-    uint64_t lease_races;       /* a lease whose entry had changed: a miss */
-    uint64_t unmapped_misses;   /* a block that a rank had not mapped yet: a miss */
+    uint64_t lease_races;     /* a lease whose entry had changed: a miss */
+    uint64_t unmapped_misses; /* a block that a rank had not mapped yet: a miss */
     uint64_t takes;
-    uint64_t take_shortfalls;   /* takes that a grant could not serve */
+    uint64_t take_shortfalls; /* takes that a grant could not serve */
     uint64_t commits;
-    uint64_t dropped_messages;  /* posted while the daemon was away, or its queue full */
+    uint64_t dropped_messages; /* posted while the daemon was away, or its queue full */
     uint64_t leases_held;
     uint64_t takes_held;
-    uint64_t grants_held;       /* free slots at hand */
+    uint64_t grants_held; /* free slots at hand */
     uint64_t mapped_bytes;
 };
 
@@ -144,27 +152,40 @@ struct kvist_pool_options {
     uint64_t slot_bytes; /* of all ranks' parts of a block, rounded up to 4096 by the library */
     bool sparse;         /* windowed or recurrent groups: evict by plain recency */
     bool read_only;      /* never takes */
-    const void *shape;   /* WORKER: digest of the rank's tensor list, checked among sessions; or NULL */
+    const void
+        *shape; /* WORKER: digest of the rank's tensor list, checked among sessions; or NULL */
     size_t shape_bytes;
 };
 
+#ifdef __cplusplus
+#define KVIST_POOL_OPTIONS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(struct kvist_pool_options), NULL, 0, 0, false, false, NULL, 0                       \
+    }
+#else
 #define KVIST_POOL_OPTIONS_INIT                                                                    \
     {                                                                                              \
         .struct_bytes = sizeof(struct kvist_pool_options)                                          \
     }
+#endif
 
 /**
  * Open a pool, now or as soon as the daemon is there; again after every reconnect.
  *
  * @param pool_out  owned by the client until kvist_pool_close() or kvist_client_destroy()
- * @return OK; INVALID; BUSY: KVIST_SESSION_POOLS_MAX are open
+ * @return OK; INVALID; BUSY: KVIST_SESSION_POOLS_MAX are open. What the daemon refuses comes from
+ *         kvist_pool_wait(): a session can have KVIST_SESSION_POOLS_MAX different pools in its
+ * life.
  */
 KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_open(struct kvist_client *client,
                                                            const struct kvist_pool_options *options,
                                                            struct kvist_pool **pool_out,
                                                            struct kvist_error *err);
 
-/** Leases and takes of the pool must have been given back. NULL is fine. */
+/**
+ * Leases and takes of the pool must have been given back. NULL is fine. Unmaps, so it may wait for
+ * the pumping thread; not to be called from a callback.
+ */
 KVIST_API void kvist_pool_close(struct kvist_pool **pool);
 
 /**
@@ -233,7 +254,8 @@ KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_acquire(struct kvist_pool 
                                                               size_t *lease_count_out,
                                                               enum kvist_probe *stop_out);
 
-/** Give leases back, after the last byte was read. Also fine for leases of an arena that is gone. */
+/** Give leases back, after the last byte was read. Also fine for leases of an arena that is gone.
+ */
 KVIST_API void
 kvist_pool_release(struct kvist_pool *pool, const struct kvist_lease *leases, size_t lease_count);
 
@@ -241,9 +263,8 @@ kvist_pool_release(struct kvist_pool *pool, const struct kvist_lease *leases, si
 KVIST_API void kvist_pool_touch(struct kvist_pool *pool, const uint8_t *keys, size_t key_count);
 
 /** Ask the daemon to bring blocks from NVMe. Posted. UNAVAILABLE: the daemon is away. */
-KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_prefetch(struct kvist_pool *pool,
-                                                               const uint8_t *keys,
-                                                               size_t key_count);
+KVIST_API KVIST_MUST_USE enum kvist_status
+kvist_pool_prefetch(struct kvist_pool *pool, const uint8_t *keys, size_t key_count);
 
 /* --- Scheduler: writing ----------------------------------------------------------------------- */
 
@@ -278,7 +299,8 @@ kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, size_
  * @param parent       key of the block before the first, NULL: it is a root, or unknown. Every
  *                     further block's parent is the one before it.
  * @param block_bytes  of each block, at most slot_bytes
- * @return OK; UNAVAILABLE: the daemon is away, the takes are void
+ * @return OK; UNAVAILABLE: the daemon is away, or does not read (BUSY): the takes are void;
+ *         STALE: some are of an arena that is gone: those are void; INVALID
  */
 KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_commit(struct kvist_pool *pool,
                                                              const struct kvist_take *takes,
@@ -306,7 +328,8 @@ KVIST_API void kvist_pool_unpin(struct kvist_pool *pool, uint64_t instance);
  */
 KVIST_API void *kvist_pool_slot_address(struct kvist_pool *pool, uint64_t instance, uint32_t slot);
 
-/** Set this rank's fill mark: its bytes of the taken slot are there. The device's copy has ended. */
+/** Set this rank's fill mark: its bytes of the taken slot are there. The device's copy has ended.
+ */
 KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_mark(struct kvist_pool *pool,
                                                            const struct kvist_take *take);
 
@@ -326,9 +349,8 @@ KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_verify(struct kvist_pool *
 /* --- Keys ------------------------------------------------------------------------------------- */
 
 /** Make a key from an engine's: up to 32 bytes are zero-extended, longer ones are hashed. */
-KVIST_API KVIST_MUST_USE enum kvist_status kvist_client_key(const void *bytes,
-                                                            size_t length,
-                                                            uint8_t key_out[KVIST_KEY_BYTES]);
+KVIST_API KVIST_MUST_USE enum kvist_status
+kvist_client_key(const void *bytes, size_t length, uint8_t key_out[KVIST_KEY_BYTES]);
 
 #ifdef __cplusplus
 }
