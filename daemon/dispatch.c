@@ -87,7 +87,8 @@ static void on_hello(struct kvist_daemon *daemon,
         refuse_version(connection, envelope);
         return;
     }
-    Kvist__Wire__HelloReply reply = KVIST__WIRE__HELLO_REPLY__INIT;
+    Kvist__Wire__HelloReply reply;
+    kvist__wire__hello_reply__init(&reply);
     int page_fd = -1;
     if (hello->role == KVIST__WIRE__ROLE__ROLE_TOOL) {
         connection->is_tool = true;
@@ -427,7 +428,8 @@ static void on_stat(struct kvist_daemon *daemon,
         metrics[index].value = values[index];
         pointers[index] = &metrics[index];
     }
-    Kvist__Wire__StatReply reply = KVIST__WIRE__STAT_REPLY__INIT;
+    Kvist__Wire__StatReply reply;
+    kvist__wire__stat_reply__init(&reply);
     reply.metrics = pointers;
     reply.n_metrics = KVIST_METRIC_COUNT;
     reply.health = health;

@@ -111,7 +111,8 @@ void kvist_connection_send_failure(struct kvist_connection *connection,
     char sentence[KVIST_ERROR_TEXT_BYTES];
     (void)snprintf(
         sentence, sizeof(sentence), "%s", text[0] != '\0' ? text : kvist_status_text(status));
-    Kvist__Wire__Failure failure = KVIST__WIRE__FAILURE__INIT;
+    Kvist__Wire__Failure failure;
+    kvist__wire__failure__init(&failure);
     failure.status = (uint32_t)status;
     failure.text = sentence;
     Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
@@ -420,7 +421,8 @@ static void reject(struct kvist_server *server, int fd)
     struct kvist_frame_writer *writer = NULL;
     if (kvist_frame_writer_create(&writer) == KVIST_OK) {
         char text[] = "kvistd has as many connections as it allows: try again later";
-        Kvist__Wire__Failure failure = KVIST__WIRE__FAILURE__INIT;
+        Kvist__Wire__Failure failure;
+        kvist__wire__failure__init(&failure);
         failure.status = KVIST_BUSY;
         failure.text = text;
         Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;

@@ -56,7 +56,8 @@ static void metrics_addresses(void)
 static struct kvist_tier_pool describe(const char *name, const char *value, const char *tenant)
 {
     Kvist__Wire__OpenPool open = KVIST__WIRE__OPEN_POOL__INIT;
-    Kvist__Wire__OpenPool__Field field = KVIST__WIRE__OPEN_POOL__FIELD__INIT;
+    Kvist__Wire__OpenPool__Field field;
+    kvist__wire__open_pool__field__init(&field);
     Kvist__Wire__OpenPool__Field *fields[] = {&field};
     char name_text[64];
     char value_text[64];
