@@ -1,5 +1,4 @@
 #include "cuda/device.h"
-#include "proto/base/clock.h"
 #include "proto/base/fault.h"
 
 #include <stdlib.h>

@@ -3,7 +3,9 @@
  */
 #include "proto/base/fault.h"
 
-#define BLOCKS (LAYERS * LAYER_BLOCKS) /* more bytes than the staging ring has */
+#define BLOCKS        (LAYERS * LAYER_BLOCKS) /* more bytes than the staging ring has */
+#define DIRECT_BLOCKS 5U /* of them, in registered memory: one layer has some of either kind */
+#define SMALL_JOBS    8U
 #include "tests/unit/copy_rig.h"
 
 /* A job that is reported as done has copied every byte. */
@@ -32,8 +34,9 @@ static bool submit_layers(struct rig *rig, uint64_t job, enum kvist_copy_directi
 static void faulted_round(struct rig *rig)
 {
     const size_t bytes = BLOCKS * rig_shapes[1].page;
-    const size_t offsets[] = {
-        REGISTERED_HALF - bytes / 2, REGISTERED_HALF - bytes / 2, SLOTS_BYTES - bytes};
+    const size_t offsets[] = {REGISTERED_HALF - DIRECT_BLOCKS * rig_shapes[1].page,
+                              REGISTERED_HALF - DIRECT_BLOCKS * rig_shapes[1].page,
+                              SLOTS_BYTES - bytes};
     memset(rig->slots + offsets[0], 0x21, bytes);
     memset(rig->tensors[1].base, 0x43, rig->tensor_bytes[1]);
     rig_plan_blocks(rig, 1, BLOCKS, offsets[0]);
@@ -58,7 +61,7 @@ static void faulted_round(struct rig *rig)
 /* The object works again, and nothing of the failed jobs moves any more. */
 static void expect_works(struct rig *rig, unsigned char value)
 {
-    memset(rig->slots + REGISTERED_HALF - BLOCKS / 2 * rig_shapes[1].page,
+    memset(rig->slots + REGISTERED_HALF - DIRECT_BLOCKS * rig_shapes[1].page,
            0x87,
            BLOCKS * rig_shapes[1].page);
     memset(rig->tensors[1].base, 0xa9, rig->tensor_bytes[1]);
@@ -71,7 +74,7 @@ static void expect_works(struct rig *rig, unsigned char value)
     KVIST_TEST_STATUS(rig_submit(rig, 9, KVIST_COPY_LOAD, rig->stream), KVIST_OK);
     rig_expect_done(rig, 9);
     KVIST_TEST_TRUE(rig_plan_holds(rig, value, false));
-    rig_plan_blocks(rig, 1, BLOCKS, REGISTERED_HALF - BLOCKS / 2 * rig_shapes[1].page);
+    rig_plan_blocks(rig, 1, BLOCKS, REGISTERED_HALF - DIRECT_BLOCKS * rig_shapes[1].page);
     KVIST_TEST_TRUE(rig_plan_holds(rig, 0x87, true));
     KVIST_TEST_TRUE(rig_plan_holds(rig, 0xa9, false));
 }
@@ -94,6 +97,33 @@ static void failures_fail_the_job_alone(struct rig *rig)
     } while (nth < passes);
     KVIST_TEST_TRUE(nth > 50);
     KVIST_TEST_TRUE(rig_stats(rig).jobs_failed > 20);
+}
+
+/* Several jobs fail at a time while failures are waited for and cleared. */
+static void many_failures_are_reported(struct rig *rig)
+{
+    if (rig->config->kind == KVIST_COPY_HOST) {
+        return;
+    }
+    const size_t job_bytes = BLOCKS * rig_shapes[0].page;
+    for (uint64_t round = 0; round < 150; round++) {
+        memset(rig->slots, 0x21, SMALL_JOBS * job_bytes);
+        kvist_fault_arm("rt.copy", 1 + rig_random_below(rig, SMALL_JOBS * BLOCKS), round % 2 == 0);
+        bool submitted[SMALL_JOBS];
+        for (uint64_t job = 0; job < SMALL_JOBS; job++) {
+            rig_plan_blocks(rig, 0, BLOCKS, job * job_bytes);
+            submitted[job] = submit_layers(rig, job, KVIST_COPY_STORE);
+        }
+        for (uint64_t job = 0; job < SMALL_JOBS; job++) {
+            KVIST_TEST_TRUE(submitted[job]);
+            struct kvist_copy_result result = rig_poll_one(rig);
+            if (result.status == KVIST_OK) {
+                rig_plan_blocks(rig, 0, BLOCKS, result.job * job_bytes);
+                KVIST_TEST_TRUE(rig_plan_equal(rig));
+            }
+        }
+        (void)kvist_fault_disarm();
+    }
 }
 
 static void named_failures_are_reported(struct rig *rig)
@@ -146,6 +176,11 @@ static void failures_fail_the_job_alone_run(void)
     rig_each(failures_fail_the_job_alone);
 }
 
+static void many_failures_are_reported_run(void)
+{
+    rig_each(many_failures_are_reported);
+}
+
 static void named_failures_are_reported_run(void)
 {
     rig_each(named_failures_are_reported);
@@ -160,6 +195,7 @@ int main(void)
 {
     static const struct kvist_unit_case cases[] = {
         {"failures fail the job alone", failures_fail_the_job_alone_run},
+        {"many failures are reported", many_failures_are_reported_run},
         {"named failures are reported", named_failures_are_reported_run},
         {"create fails without a trace", create_fails_without_a_trace_run},
     };

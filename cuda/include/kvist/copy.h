@@ -85,7 +85,7 @@ struct kvist_copy_options {
 
 #define KVIST_COPY_OPTIONS_INIT                                                                    \
     {                                                                                              \
-        .struct_bytes = sizeof(struct kvist_copy_options)                                          \
+        sizeof(struct kvist_copy_options), KVIST_COPY_HOST, 0, 0, 0, NULL, 0                       \
     }
 
 struct kvist_copy;
