@@ -404,7 +404,7 @@ KVIST_MUST_USE enum kvist_status kvist_pool_create(struct kvist_store *store,
                                                    struct kvist_store_pool **pool_out,
                                                    struct kvist_error *err);
 void kvist_pool_destroy(struct kvist_store_pool **pool);
-/* Move to a larger map when it is time; members are told in this or the next turn. */
+/* A step towards a larger map, when it is time; members are told in this or the next turn. */
 void kvist_pool_grow_map(struct kvist_store_pool *pool);
 /* What is in DRAM stays valid in the new generation. */
 void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -81,8 +82,18 @@ close_fd:
     return status;
 }
 
+static void abandon_growth(struct kvist_map *map)
+{
+    if (map->next != NULL) {
+        kvist_map_fini(map->next);
+        free(map->next);
+        map->next = NULL;
+    }
+}
+
 void kvist_map_fini(struct kvist_map *map)
 {
+    abandon_growth(map);
     if (map->base != NULL) {
         kvist_memfd_unmap(&map->base, map->bytes);
         (void)close(map->read_only_fd);
@@ -105,11 +116,10 @@ void kvist_map_read(const struct kvist_map *map,
     KVIST_CHECK(consistent);
 }
 
-void kvist_map_write(struct kvist_map *map,
-                     uint32_t position,
-                     const struct kvist_entry_copy *entry)
+static void write_here(struct kvist_map *map,
+                       uint32_t position,
+                       const struct kvist_entry_copy *entry)
 {
-    KVIST_CHECK(position < map->capacity && entry->state != KVIST_ENTRY_EMPTY);
     uint32_t before = state_of(map, position);
     if (before == KVIST_ENTRY_TOMBSTONE) {
         map->tombstones--;
@@ -121,6 +131,36 @@ void kvist_map_write(struct kvist_map *map,
         map->tombstones++;
     } else {
         map->live++;
+    }
+}
+
+/* Have the next map say the same of a key as this one. */
+static void mirror(struct kvist_map *map, const struct kvist_entry_copy *entry)
+{
+    struct kvist_map *next = map->next;
+    struct kvist_entry_copy found;
+    uint8_t key[KVIST_KEY_BYTES];
+    memcpy(key, entry->key, sizeof(key));
+    uint32_t position = kvist_map_find(next, key, &found);
+    if (entry->state == KVIST_ENTRY_TOMBSTONE) {
+        if (position != KVIST_ENTRY_NONE) {
+            kvist_map_remove(next, position);
+        }
+    } else if (position != KVIST_ENTRY_NONE) {
+        write_here(next, position, entry);
+    } else if (kvist_map_insert(next, entry) == KVIST_ENTRY_NONE) {
+        abandon_growth(map); /* begun again, with another seed */
+    }
+}
+
+void kvist_map_write(struct kvist_map *map,
+                     uint32_t position,
+                     const struct kvist_entry_copy *entry)
+{
+    KVIST_CHECK(position < map->capacity && entry->state != KVIST_ENTRY_EMPTY);
+    write_here(map, position, entry);
+    if (map->next != NULL && position < map->carried) {
+        mirror(map, entry);
     }
 }
 
@@ -170,6 +210,7 @@ uint32_t kvist_map_clear(struct kvist_map *map)
 {
     static const struct kvist_entry_copy empty = {.state = KVIST_ENTRY_EMPTY};
     uint32_t live = map->live;
+    abandon_growth(map);
     for (uint32_t position = 0; position < map->capacity; position++) {
         if (state_of(map, position) != KVIST_ENTRY_EMPTY) {
             kvist_entry_write(&map->index[position], &empty);
@@ -198,72 +239,106 @@ static void copy_tables(const struct kvist_map *source, struct kvist_map *target
     }
 }
 
-static bool copy_index(const struct kvist_map *source, struct kvist_map *target)
+static enum kvist_status begin_growth(struct kvist_map *map,
+                                      uint32_t serial,
+                                      struct kvist_error *err)
 {
-    for (uint32_t position = 0; position < source->capacity; position++) {
-        if (state_of(source, position) < KVIST_ENTRY_READY) {
+    bool twice = (uint64_t)map->live * 10 > (uint64_t)map->capacity * 3;
+    if (twice && map->capacity > UINT32_MAX / 4) {
+        return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "a pool map cannot grow any further");
+    }
+    const struct kvist_map_shape shape = {
+        .pool_id = map->header->pool_id,
+        .slot_bytes = map->header->slot_bytes,
+        .slots_per_segment = map->header->slots_per_segment,
+        .segment_max = map->header->segment_max,
+        .index_capacity = twice ? map->capacity * 2 : map->capacity,
+    };
+    struct kvist_map *next = malloc(sizeof(*next));
+    if (next == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "map", "no memory for a pool map");
+    }
+    enum kvist_status status = kvist_map_init(&shape, serial, next, err);
+    if (status != KVIST_OK) {
+        free(next);
+        return status;
+    }
+    map->next = next;
+    map->carried = 0;
+    return KVIST_OK;
+}
+
+static bool carry(struct kvist_map *map, uint32_t step_max)
+{
+    for (uint32_t step = 0; step < step_max && map->carried < map->capacity; step++) {
+        uint32_t position = map->carried++;
+        if (state_of(map, position) < KVIST_ENTRY_READY) {
             continue;
         }
         struct kvist_entry_copy entry;
-        kvist_map_read(source, position, &entry);
-        if (kvist_map_insert(target, &entry) == KVIST_ENTRY_NONE) {
+        kvist_map_read(map, position, &entry);
+        if (kvist_map_insert(map->next, &entry) == KVIST_ENTRY_NONE) {
             return false;
         }
     }
     return true;
 }
 
-static void report_positions(const struct kvist_map *map, kvist_map_moved_fn *moved, void *ctx)
-{
-    for (uint32_t position = 0; position < map->capacity; position++) {
-        if (state_of(map, position) >= KVIST_ENTRY_READY) {
-            struct kvist_entry_copy entry;
-            kvist_map_read(map, position, &entry);
-            moved(ctx, &entry, position);
-        }
-    }
-}
-
 enum kvist_status kvist_map_grow(struct kvist_map *map,
                                  uint32_t serial,
-                                 kvist_map_moved_fn *moved,
+                                 uint32_t step_max,
+                                 kvist_map_moving_fn *moving,
                                  void *ctx,
+                                 bool *moved_out,
                                  struct kvist_error *err)
 {
-    bool twice = (uint64_t)map->live * 100 > (uint64_t)map->capacity * 35;
-    if (twice && map->capacity > UINT32_MAX / 4) {
-        return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "a pool map cannot grow any further");
-    }
-    struct kvist_map_shape shape = {
-        .pool_id = map->header->pool_id,
-        .slot_bytes = map->header->slot_bytes,
-        .generation = atomic_load_explicit(&map->header->generation, memory_order_relaxed),
-        .slots_per_segment = map->header->slots_per_segment,
-        .segment_max = map->header->segment_max,
-        .index_capacity = twice ? map->capacity * 2 : map->capacity,
-    };
-    struct kvist_map next;
-    enum kvist_status status = kvist_map_init(&shape, serial, &next, err);
+    enum kvist_status status = map->next == NULL ? begin_growth(map, serial, err) : KVIST_OK;
     if (status != KVIST_OK) {
         return status;
     }
-    copy_tables(map, &next);
-    if (!copy_index(map, &next)) {
-        kvist_map_fini(&next);
+    if (!carry(map, step_max)) {
+        abandon_growth(map);
         return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "too many keys share one place");
     }
-    report_positions(&next, moved, ctx);
+    *moved_out = map->carried == map->capacity;
+    if (!*moved_out) {
+        return KVIST_OK;
+    }
+    struct kvist_map *next = map->next;
+    copy_tables(map, next);
+    atomic_store_explicit(&next->header->generation,
+                          atomic_load_explicit(&map->header->generation, memory_order_relaxed),
+                          memory_order_relaxed);
+    moving(ctx, map, next);
     /* From here on readers of the old map find `moved` when they look again after a lease. */
     atomic_store_explicit(&map->header->moved, 1, memory_order_release);
+    map->next = NULL;
     kvist_map_fini(map);
-    *map = next;
+    *map = *next;
+    free(next);
     return KVIST_OK;
+}
+
+static const char *check_carried(const struct kvist_map *map, uint32_t position)
+{
+    struct kvist_entry_copy entry;
+    struct kvist_entry_copy found;
+    uint8_t key[KVIST_KEY_BYTES];
+    kvist_map_read(map, position, &entry);
+    memcpy(key, entry.key, sizeof(key));
+    if (kvist_map_find(map->next, key, &found) == KVIST_ENTRY_NONE || found.state != entry.state ||
+        found.slot != entry.slot || found.extent != entry.extent ||
+        found.generation != entry.generation) {
+        return "an entry that was carried over is not the same in the next map";
+    }
+    return NULL;
 }
 
 const char *kvist_map_check(const struct kvist_map *map)
 {
     uint32_t live = 0;
     uint32_t tombstones = 0;
+    uint32_t carried = 0;
     for (uint32_t position = 0; position < map->capacity; position++) {
         uint32_t state = state_of(map, position);
         tombstones += state == KVIST_ENTRY_TOMBSTONE;
@@ -279,9 +354,18 @@ const char *kvist_map_check(const struct kvist_map *map)
         if (kvist_map_find(map, key, &found) != position) {
             return "an index entry is not where its key is found";
         }
+        if (map->next != NULL && position < map->carried) {
+            const char *broken = check_carried(map, position);
+            if (broken != NULL) {
+                return broken;
+            }
+            carried++;
+        }
     }
     if (live != map->live || tombstones != map->tombstones) {
         return "the index does not hold as many entries as were counted";
     }
-    return NULL;
+    return map->next != NULL && map->next->live != carried
+               ? "the next map holds other entries than were carried over"
+               : NULL;
 }

@@ -5,10 +5,14 @@
  *             segment tables, and growth into a new memfd. Knows nothing of sessions or policy.
  * Ownership   the map owns its fds and its mapping
  * Threads     loop
- * Limits      KVIST_INDEX_PROBE_MAX entries are looked at by an insert; the index is grown or swept
- *             before more than 7 of 10 entries are in use
+ * Growth      a new memfd is filled a few entries at a time, while the old one is still written and
+ *             read; what changes among those that were carried over already is changed in both.
+ *             With the last one the old map says `moved`, and the new one takes its place.
+ * Limits      KVIST_INDEX_PROBE_MAX entries are looked at by an insert; growth begins when 6 of 10
+ *             entries are in use, tombstones included
  * Invariants  no EMPTY entry lies between the home of a live key and the key;
- *             live + tombstones <= capacity (kvist_map_check)
+ *             live + tombstones <= capacity; the next map holds exactly the live entries below
+ *             `carried` (kvist_map_check)
  * Source      proto/shm/layout.h
  */
 #ifndef KVIST_STORAGE_MAP_H
@@ -32,6 +36,8 @@ struct kvist_map {
     uint32_t live;       /* entries that hold a key */
     uint32_t tombstones; /* entries that held one */
     uint64_t seed;
+    struct kvist_map *next; /* while growing, else NULL */
+    uint32_t carried;       /* entries before this position are in it too */
 };
 
 struct kvist_map_shape {
@@ -81,25 +87,32 @@ void kvist_map_settle(struct kvist_map *map, uint32_t position);
 /** Hide and settle. */
 void kvist_map_remove(struct kvist_map *map, uint32_t position);
 
-/** Drop every entry. @return how many keys there were */
+/** Drop every entry, and a growth under way. @return how many keys there were */
 uint32_t kvist_map_clear(struct kvist_map *map);
 
 static inline bool kvist_map_wants_growth(const struct kvist_map *map)
 {
-    return (uint64_t)(map->live + map->tombstones) * 10 > (uint64_t)map->capacity * 7;
+    return map->next != NULL ||
+           (uint64_t)(map->live + map->tombstones) * 10 > (uint64_t)map->capacity * 6;
 }
 
-/* Where an entry lies in the new map. */
-typedef void kvist_map_moved_fn(void *ctx, const struct kvist_entry_copy *entry, uint32_t position);
+/* Every entry has its position in the next map, which is about to take the place of this one. */
+typedef void kvist_map_moving_fn(void *ctx, const struct kvist_map *map, struct kvist_map *next);
 
 /**
- * Move to a new memfd: twice the index when it is more than 35 % live, else the same size without
- * tombstones. The old map says `moved` and is closed. On failure the map is as before.
+ * Go on moving to a new memfd, or begin to: with twice the index when it is more than 30 % live,
+ * else with one of the same size without tombstones.
+ *
+ * @param step_max  entries to carry over in this call
+ * @param moved_out whether the map is a new one now
+ * @return OK; else the map is as before, and no growth is under way
  */
 KVIST_MUST_USE enum kvist_status kvist_map_grow(struct kvist_map *map,
                                                 uint32_t serial,
-                                                kvist_map_moved_fn *moved,
+                                                uint32_t step_max,
+                                                kvist_map_moving_fn *moving,
                                                 void *ctx,
+                                                bool *moved_out,
                                                 struct kvist_error *err);
 
 /** @return the first broken invariant, or NULL. O(capacity) */

@@ -14,6 +14,7 @@
 #define SEGMENT_BYTES_LEAST (1ULL << 20)
 #define SEGMENTS_OF_ARENA   256U
 #define INDEX_START         1024U
+#define GROW_STEP           4096U /* index entries carried over by one call */
 
 static uint64_t segment_bytes_for(const struct kvist_store *store, uint64_t slot_bytes)
 {
@@ -214,29 +215,24 @@ void kvist_pool_destroy(struct kvist_store_pool **pool)
     *pool = NULL;
 }
 
-static void entry_moved(void *ctx, const struct kvist_entry_copy *entry, uint32_t position)
+/* Slots name their entries by position, which is another one in the next map. */
+static void write_positions(void *ctx, const struct kvist_map *map, struct kvist_map *next)
 {
     struct kvist_store_pool *pool = ctx;
-    if (entry->state == KVIST_ENTRY_NVME || entry->slot == KVIST_SLOT_NONE) {
-        return;
-    }
-    KVIST_CHECK(entry->slot < pool->slot_max);
-    pool->slots[entry->slot].entry = position;
-}
-
-/* Positions stand in the slot table too; the new table is ours to write once it is in place. */
-static void write_positions(struct kvist_store_pool *pool)
-{
-    for (uint32_t index = 0; index < pool->segment_max; index++) {
-        if (pool->segments[index].life != KVIST_LIFE_LIVE &&
-            pool->segments[index].life != KVIST_LIFE_DRAINING) {
+    for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
+        enum kvist_slot_state state = kvist_slot_state_of(pool, slot);
+        struct kvist_slot *info = &pool->slots[slot];
+        if ((state != KVIST_SLOT_READY && state != KVIST_SLOT_LOADING) ||
+            info->entry == KVIST_ENTRY_NONE) {
             continue;
         }
-        uint32_t first = index * pool->slots_per_segment;
-        for (uint32_t slot = first; slot < first + pool->slots_per_segment; slot++) {
-            atomic_store_explicit(
-                &pool->map.slots[slot].entry, pool->slots[slot].entry, memory_order_relaxed);
-        }
+        struct kvist_entry_copy entry;
+        uint8_t key[KVIST_KEY_BYTES];
+        kvist_map_read(map, info->entry, &entry);
+        memcpy(key, entry.key, sizeof(key));
+        info->entry = kvist_map_find(next, key, &entry);
+        KVIST_CHECK(info->entry != KVIST_ENTRY_NONE && entry.slot == slot);
+        atomic_store_explicit(&next->slots[slot].entry, info->entry, memory_order_relaxed);
     }
 }
 
@@ -246,18 +242,18 @@ void kvist_pool_grow_map(struct kvist_store_pool *pool)
     if (!kvist_map_wants_growth(&pool->map) || store->now_us < pool->grow_after_us) {
         return;
     }
-    enum kvist_status status =
-        kvist_map_grow(&pool->map, store->serial_next++, entry_moved, pool, NULL);
+    bool moved = false;
+    enum kvist_status status = kvist_map_grow(
+        &pool->map, store->serial_next++, GROW_STEP, write_positions, pool, &moved, NULL);
     if (status != KVIST_OK) {
         kvist_log(KVIST_LOG_DEBUG,
                   "cannot grow a pool map status=%s action=retried",
                   kvist_status_name(status));
         pool->grow_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
-        return;
+    } else if (moved) {
+        pool->map_replaced = true;
+        pool->lend_wanted = true;
     }
-    write_positions(pool);
-    pool->map_replaced = true;
-    pool->lend_wanted = true;
 }
 
 static void put_done(void *ctx, enum kvist_status status, const struct kvist_tier_block *block)

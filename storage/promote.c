@@ -11,7 +11,8 @@
  */
 #include "storage/internal.h"
 
-#define SHARE_FLOOR 4U
+#define SHARE_FLOOR       4U
+#define BLOCKS_PER_GROWTH 128U /* read back between two steps of growing the index */
 
 /* --- Ending a promotion ---------------------------------------------------------------------- */
 
@@ -404,7 +405,6 @@ static void add_block(struct kvist_store_pool *pool, const struct kvist_tier_blo
         }
         return;
     }
-    kvist_pool_grow_map(pool);
     entry = (struct kvist_entry_copy){
         .state = KVIST_ENTRY_NVME,
         .slot = KVIST_SLOT_NONE,
@@ -426,6 +426,9 @@ static void blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size
         pool = pool_of(ctx, &blocks[index], pool);
         if (pool != NULL && blocks[index].extent != 0 &&
             blocks[index].pool_generation == pool->about.generation) {
+            if (index % BLOCKS_PER_GROWTH == 0) {
+                kvist_pool_grow_map(pool);
+            }
             add_block(pool, &blocks[index]);
         }
     }
