@@ -252,6 +252,22 @@ void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, 
 
 /* --- Commit -------------------------------------------------------------------------------- */
 
+static void encode_block(const struct kvist_take *take,
+                         const uint8_t *key,
+                         uint64_t parent_tag,
+                         uint64_t block_bytes,
+                         Kvist__Wire__Commit__Block *block_out)
+{
+    kvist__wire__commit__block__init(block_out);
+    block_out->slot = take->slot;
+    block_out->ticket = take->ticket;
+    block_out->reservation = take->reservation;
+    memcpy(&block_out->key.data, &key, sizeof(key)); /* packing only reads */
+    block_out->key.len = KVIST_KEY_BYTES;
+    block_out->parent_tag = parent_tag;
+    block_out->block_bytes = block_bytes;
+}
+
 /* Post the commit of up to KVIST_BATCH_KEYS takes. Their tickets are used up, or returned. */
 static enum kvist_status post_commit_locked(struct kvist_pool *pool,
                                             const struct kvist_take *takes,
@@ -280,16 +296,9 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
             continue; /* given back already */
         }
         ticket->state = KVIST_TICKET_RETURN;
-        Kvist__Wire__Commit__Block *block = &blocks[block_count];
-        kvist__wire__commit__block__init(block);
-        block->slot = takes[index].slot;
-        block->ticket = takes[index].ticket;
-        block->reservation = takes[index].reservation;
-        memcpy(&block->key.data, &key, sizeof(key)); /* packing only reads */
-        block->key.len = KVIST_KEY_BYTES;
-        block->parent_tag = tag;
-        block->block_bytes = block_bytes;
-        list[block_count++] = block;
+        encode_block(&takes[index], key, tag, block_bytes, &blocks[block_count]);
+        list[block_count] = &blocks[block_count];
+        block_count++;
     }
     if (block_count == 0) {
         return stale ? KVIST_STALE : KVIST_OK;

@@ -3,6 +3,7 @@ foreach(part link pool)
     kvist_add_unit(client_${part} unit/client_${part}_test.c kvist_client_static)
     target_sources(test_client_${part} PRIVATE unit/client_fixture.c unit/client_peer.c)
 endforeach()
+kvist_add_unit(client_tool unit/client_tool_test.c kvist_tool_core)
 
 # libkvist and the tool against a real kvistd.
 if(KVIST_BUILD_DAEMON)
@@ -11,4 +12,16 @@ if(KVIST_BUILD_DAEMON)
     add_test(NAME client_e2e
         COMMAND test_client_e2e $<TARGET_FILE:kvistd> $<TARGET_FILE:kvist>)
     set_tests_properties(client_e2e PROPERTIES TIMEOUT 180 LABELS e2e)
+endif()
+
+# Others' projects against what is installed; a sanitized library needs its sanitizer linked first.
+find_program(KVIST_CXX_COMPILER NAMES c++ g++ clang++)
+if(KVIST_BUILD_DAEMON AND KVIST_CXX_COMPILER AND NOT KVIST_SANITIZE)
+    add_test(NAME export COMMAND ${CMAKE_COMMAND}
+        -DBUILD=${PROJECT_BINARY_DIR} -DWORK=${CMAKE_CURRENT_BINARY_DIR}/export
+        -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}/export -DLIBDIR=${CMAKE_INSTALL_LIBDIR}
+        -DC_COMPILER=${CMAKE_C_COMPILER} -DCXX_COMPILER=${KVIST_CXX_COMPILER}
+        -DGENERATOR=${CMAKE_GENERATOR}
+        -P ${CMAKE_CURRENT_SOURCE_DIR}/export/run.cmake)
+    set_tests_properties(export PROPERTIES TIMEOUT 180 LABELS export)
 endif()
