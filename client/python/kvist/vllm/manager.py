@@ -37,6 +37,8 @@ from kvist.vllm.transfer import KvistSpec, Part, Report
 NO_SLOT = b"\xff\xff\xff\xff"
 # Blocks on their way are asked about at most this often, however often vLLM steps.
 POLL_INTERVAL_S = 0.001
+# A request for blocks that finds no room in DRAM is dropped; room comes, so it is made again.
+ASK_INTERVAL_S = 0.1
 GAUGE_INTERVAL_S = 1.0
 REOPEN_INTERVAL_S = 1.0
 OPEN_WARN_S = 5.0
@@ -226,7 +228,8 @@ class KvistManager(OffloadingManager):
             return
         chain.pending.update(asked)
         now = time.monotonic()
-        request.polled_s, request.polled_step = now, self._step
+        request.asked_s = request.polled_s = now
+        request.polled_step = self._step
         if request.deadline_s == 0.0:
             request.deadline_s = now + self._engine.settings.promote_timeout_s
             request.stalled_s = request.deadline_s
@@ -238,16 +241,21 @@ class KvistManager(OffloadingManager):
             return
         request.polled_s, request.polled_step = now, self._step
         came = len(request.promoted)
+        ask = now - request.asked_s >= ASK_INTERVAL_S
+        if ask:
+            request.asked_s = now
         for group, chain in enumerate(request.chains):
             if chain.pending:
-                self._poll_chain(request, chain, self._pools[group])
+                self._poll_chain(request, chain, self._pools[group], ask)
         if len(request.promoted) > came:
             stall_s = STALL_SHARE * self._engine.settings.promote_timeout_s
             request.stalled_s = min(request.deadline_s, now + stall_s)
         if request.waiting and (now >= request.stalled_s or not self._client.connected):
             self._stop_waiting(request, now)
 
-    def _poll_chain(self, request: Request, chain: Chain, pool: kvist.Pool) -> None:
+    def _poll_chain(
+        self, request: Request, chain: Chain, pool: kvist.Pool, ask: bool
+    ) -> None:
         pending = sorted(chain.pending)
         places = pool.probe(b"".join(chain.key(i) for i in pending))
         for index, place in zip(pending, places, strict=True):
@@ -259,7 +267,10 @@ class KvistManager(OffloadingManager):
                     self._pause_s = PAUSE_FIRST_S
             elif place == kvist.MISS:
                 chain.give_up(index)
-                return
+                break
+        if ask:
+            left = [i for i, place in zip(pending, places, strict=True) if place == kvist.NVME]
+            pool.prefetch(b"".join(chain.key(i) for i in left if i in chain.pending))
 
     def _stop_waiting(self, request: Request, now: float) -> None:
         """The rest is a miss, for this request for good. A daemon that brought nothing is given

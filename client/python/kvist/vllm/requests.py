@@ -80,6 +80,7 @@ class Request:
         self.barred = False  # a load failed: recompute, do not load again
         self.deadline_s = 0.0  # for blocks from NVMe; 0: none was waited for yet
         self.stalled_s = 0.0  # gives up then, unless something comes before
+        self.asked_s = 0.0
         self.polled_s = 0.0
         self.polled_step = -1
         self.promoted: set[bytes] = set()
