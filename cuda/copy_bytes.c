@@ -50,8 +50,8 @@ void kvist_copy_bytes(void *target, const void *source, size_t bytes)
 {
     unsigned char *to = target;
     const unsigned char *from = source;
-    if (bytes >= NT_BYTES_MIN + LINE_BYTES) {
-        size_t head = -(uintptr_t)to & (LINE_BYTES - 1);
+    size_t head = -(uintptr_t)to & (LINE_BYTES - 1);
+    if (bytes >= NT_BYTES_MIN + head) {
         memcpy(to, from, head);
         to += head;
         from += head;

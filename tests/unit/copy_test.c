@@ -559,7 +559,8 @@ static void bytes_are_copied_at_any_alignment(void)
     for (size_t at = 0; at < ROOM; at++) {
         source[at] = (unsigned char)(at * 131U >> 3);
     }
-    static const size_t sizes[] = {0, 1, 63, 4096, 16447, 16448, 16449, 32767, 32832, 49152};
+    static const size_t sizes[] = {
+        0, 1, 63, 4096, 16383, 16384, 16447, 16448, 16449, 32767, 32832, 49152};
     for (size_t index = 0; index < KVIST_ARRAY_COUNT(sizes); index++) {
         for (size_t shift = 0; shift < 130; shift += 13) {
             memset(target, 0xa5, ROOM);
