@@ -5,18 +5,22 @@
  *             Knows nothing of DRAM, sessions or eviction there. All its I/O is on its own threads.
  * Files       PATH/index/ (RocksDB), PATH/extents/NNNNNNNN (append-only), PATH/lock.
  *             Extent: a 4096-byte header (magic, version, number, tenant, room for expiry and an
- *             encryption-key id), then records: a 4096-byte record header (magic, pool, key, parent
- *             tag, pool generation, length, checksum, its own checksum), the block, padding to
- * 4096. Units       bytes on disk as st_blocks counts them, of everything under PATH Ownership
- * source and target memory is lent from submit until the completion is called Threads     all
- * functions and callbacks: loop; the I/O threads are internal Limits      bytes_max holds for `du
- * PATH` at every moment: extents until their last fd is closed, a spare, RocksDB with its
- * compaction peak Invariants  data before index; a record is believed only when pool, key,
- * generation, length and both checksums match what was asked for; one record a key Errors
- * NOT_FOUND: a miss; CORRUPT: a record did not check out, it has been dropped; BUSY: too many
- * requests in flight, skip it; NO_SPACE, SYSTEM: the disk's; health says why. A failed write or
- * read never fails the tier: it answers the next call too. Source      Ceph BlueStore (index in
- * RocksDB, data beside it); statx(2) STATX_DIOALIGN, open(2) O_DIRECT; architecture section 9
+ *             encryption-key id), then records: a 4096-byte header (magic, pool, key, parent tag,
+ *             pool generation, length, checksum, its own checksum), the block, zeros up to 4096.
+ * Units       bytes on disk as st_blocks counts them, of everything under PATH
+ * Ownership   source and target memory is lent from submit until the completion is called
+ * Threads     all functions and callbacks: loop; the I/O threads are internal
+ * Limits      bytes_max holds for `du PATH` at every moment: extents until their last fd is closed,
+ *             room for one more and for what is carried over, RocksDB with its compaction peak.
+ *             A block takes at most an eighth of bytes_max. One fd an extent, at most 2,048.
+ *             A disk with less than 32 MiB left gets no new extent, with less than 16 no block.
+ * Invariants  data before index; a record is believed only when pool, key, generation, length and
+ *             both checksums match what was asked for; one record a key
+ * Errors      NOT_FOUND: a miss; CORRUPT: a record did not check out, it has been dropped;
+ *             BUSY: too many requests in flight, skip it; NO_SPACE, SYSTEM: the disk's; health says
+ *             why. A failed write or read never fails the tier: it answers the next call too.
+ * Source      Ceph BlueStore (index in RocksDB, data beside it); statx(2) STATX_DIOALIGN, open(2)
+ *             O_DIRECT; architecture section 9
  */
 #ifndef KVIST_STORAGE_TIER_H
 #define KVIST_STORAGE_TIER_H
@@ -57,7 +61,8 @@ struct kvist_tier_events {
     void (*blocks_loaded)(void *ctx, const struct kvist_tier_block *blocks, size_t count);
     /* At start: nothing more to come. */
     void (*load_done)(void *ctx, enum kvist_status status);
-    /* These are no longer on disk: their extent is about to go, or they did not check out. */
+    /* No longer on disk: their extent is about to go, or they did not check out. Blocks of an
+     * earlier generation are not told, nor is a block that was written again elsewhere. */
     void (*blocks_dropped)(void *ctx, const struct kvist_tier_block *blocks, size_t count);
     /* Carried over to another extent: block->extent is the new one. */
     void (*block_moved)(void *ctx, const struct kvist_tier_block *block, uint32_t extent_before);
@@ -121,17 +126,26 @@ int kvist_tier_fd(const struct kvist_tier *tier);
 /** Call completions and events, a bounded number. @return true: call again soon */
 bool kvist_tier_turn(struct kvist_tier *tier);
 
-/** Remember a pool (new, or a changed generation: its earlier blocks are dropped, durably). */
+/**
+ * Remember a pool (new, or a changed generation: its earlier blocks are dropped, durably).
+ * Blocks may be written from the call on; done tells when the generation is durable.
+ *
+ * @return OK; STALE: the tier knows a later generation (see pool_loaded); INVALID: sizes, or not
+ *         those that the pool had; BUSY; NO_MEMORY
+ */
 KVIST_MUST_USE enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
                                                      const struct kvist_tier_pool *pool,
                                                      kvist_tier_done_fn *done,
                                                      void *ctx);
 
 /**
- * Write a block.
+ * Write a block. The very same block, when it is on disk already, is not written again.
  *
- * @param block   its checksum is valid; the pool was put before
+ * @param block   its checksum is valid; the pool was put before, or loaded
  * @param source  block_bytes, 4096-aligned, unchanging until done
+ * @return OK; BUSY; INVALID: pool unknown, or length; STALE: generation; NO_SPACE: larger than
+ *         this tier ever takes. done, besides the disk's errors: CORRUPT: source does not match its
+ *         checksum; STALE: the pool was cleared meanwhile; CLOSED
  */
 KVIST_MUST_USE enum kvist_status kvist_tier_write(struct kvist_tier *tier,
                                                   const struct kvist_tier_block *block,

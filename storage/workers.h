@@ -3,8 +3,8 @@
  *
  * Role        a bounded queue of jobs, threads that run them, and a mailbox that brings each job
  *             back to the loop. Jobs are intrusive: nothing is allocated to submit one.
- * Ownership   a job and all it points to belong to the worker from submit until its `done` is
- * called Threads     submit, turn, destroy: the loop thread. run: a worker. done: the loop thread.
+ * Ownership   a job and all it points to are the worker's from submit until `done` is called
+ * Threads     submit, turn, destroy: the loop thread. run: a worker. done: the loop thread.
  * Limits      queue_max jobs submitted and not done; beyond it submit answers BUSY
  * Errors      BUSY, NO_MEMORY, SYSTEM
  */
