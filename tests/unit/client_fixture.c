@@ -55,7 +55,7 @@ struct kvist_client *client_make(enum kvist_role role, uint32_t rank, uint32_t r
     options.rank = rank;
     options.rank_count = rank_count;
     options.name = "test";
-    options.detach_grace_us = CLIENT_GRACE_US;
+    options.detach_grace_us = fix.grace_us;
     options.segment_mapped = on_mapped;
     options.segment_unmapping = on_unmapping;
     KVIST_TEST_FATAL(kvist_client_create(&options, &client, NULL) == KVIST_OK);
@@ -77,6 +77,7 @@ struct kvist_pool *client_open_pool(struct kvist_client *client)
 void client_setup(void)
 {
     memset(&fix, 0, sizeof(fix));
+    fix.grace_us = CLIENT_GRACE_US;
     peer_start(&fix.peer, client_session_id, 1);
     fix.client = client_make(KVIST_ROLE_ENGINE, 0, 1);
 }
@@ -99,6 +100,14 @@ void client_bring_up(void)
     client_key(1, key);
     memset(fix.peer.arena.segments[0] + PEER_SLOT_BYTES, 0x5a, PEER_SLOT_BYTES);
     peer_publish(&fix.peer, key, 1, 7);
+}
+
+void client_bring_up_patient(void)
+{
+    kvist_client_destroy(&fix.client);
+    fix.grace_us = CLIENT_PATIENCE_US;
+    fix.client = client_make(KVIST_ROLE_ENGINE, 0, 1);
+    client_bring_up();
 }
 
 size_t client_acquire(uint64_t number, struct kvist_lease *lease, enum kvist_probe *stop)

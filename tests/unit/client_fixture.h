@@ -20,6 +20,7 @@ struct client_fixture {
     struct peer peer;
     struct kvist_client *client;
     struct kvist_pool *pool;
+    uint64_t grace_us; /* of clients that are made from now on */
     uint32_t mapped_calls;
     uint32_t unmapping_calls;
 };
@@ -47,6 +48,8 @@ struct kvist_client *client_make(enum kvist_role role, uint32_t rank, uint32_t r
 struct kvist_pool *client_open_pool(struct kvist_client *client);
 /** Connected, pool open, segment 0 mapped under serial 11, key 1 in slot 1, generation 7. */
 void client_bring_up(void);
+/** The same, with a client whose mappings stay however long this machine takes. */
+void client_bring_up_patient(void);
 /** Acquire one key. @return leases made */
 size_t client_acquire(uint64_t number, struct kvist_lease *lease, enum kvist_probe *stop);
 /** Acquire and release one key. */

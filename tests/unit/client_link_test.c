@@ -174,7 +174,7 @@ static void the_same_arena_is_continued(void)
     enum kvist_probe stop;
     struct kvist_take take;
     size_t count = 0;
-    client_bring_up();
+    client_bring_up_patient();
     peer_send_grant(&fix.peer, 2, 5, 501);
     UNTIL(kvist_pool_wait(fix.pool, 0, NULL) == KVIST_OK);
     KVIST_TEST_EQUAL(client_acquire(1, &lease, &stop), 1);
@@ -279,7 +279,7 @@ static void garbage_closes_the_connection(void)
 {
     static const uint8_t huge[8] = {0xff, 0xff, 0xff, 0xff};
     static const uint8_t noise[12] = {8, 0, 0, 0, 0xff, 0x12, 0x13, 0xff, 0xff, 0xff, 0xff, 0xff};
-    client_bring_up();
+    client_bring_up_patient();
     peer_send_raw(&fix.peer, huge, sizeof(huge));
     expect_reconnect();
     peer_send_raw(&fix.peer, noise, sizeof(noise));
@@ -296,7 +296,7 @@ static void garbage_closes_the_connection(void)
 
 static void wrong_descriptors_close_the_connection(void)
 {
-    client_bring_up();
+    client_bring_up_patient();
     Kvist__Wire__Segment message;
     kvist__wire__segment__init(&message);
     message.segment = 1;

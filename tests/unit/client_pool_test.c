@@ -302,7 +302,7 @@ static void a_lost_commit_is_returned_and_never_taken_again(void)
     struct kvist_take take;
     uint8_t key[KVIST_KEY_BYTES];
     size_t count = 0;
-    client_bring_up();
+    client_bring_up_patient();
     client_key(9, key);
     peer_send_grant(&fix.peer, 2, 5, 501);
     UNTIL(kvist_pool_wait(fix.pool, 0, NULL) == KVIST_OK);
