@@ -16,9 +16,10 @@ def tiny() -> str:
 
 
 @pytest.fixture(scope="session")
-def references(tiny, tmp_path_factory) -> References:
+def references(tiny, tmp_path_factory):
     """Right outputs of the model tiny."""
-    return References(tiny, tmp_path_factory.mktemp("references"))
+    with References(tiny, tmp_path_factory.mktemp("references")) as references:
+        yield references
 
 
 @pytest.fixture(scope="module")

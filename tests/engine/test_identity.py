@@ -11,7 +11,8 @@ def test_other_weights_at_the_same_path(tiny, references, logs, tmp_path):
     asked = prompts.twenty()[5:10]
     place = tmp_path / "model"
     other = paths.model("tiny-other")
-    other_reference = References(other, logs).outputs(asked)
+    with References(other, logs) as other_references:
+        other_reference = other_references.outputs(asked)
     reference = references.outputs(asked)
     assert reference != other_reference
     with Daemon(arena_mib=256) as daemon:

@@ -23,7 +23,7 @@ def filled(daemon, tiny, twenty, references, logs):
     with Engine("first", logs, Options(model=tiny, kvist=Kvist(daemon.socket))) as engine:
         results = engine.generate(twenty)
         expect.right(results, references.outputs(twenty), "cold engine")
-        expect.stored(daemon, expect.distinct_blocks(twenty))
+        expect.stored_once(daemon, twenty)
         engine.quit()
     expect.at_rest(daemon, engines=0)
 
@@ -41,7 +41,7 @@ def test_second_engine_gets_hits(second, daemon, twenty, references):
         results = second.generate([prompt])
         expect.right(results, [right], "hits, one at a time")
         expect.hits(results, [prompt])
-    expect.stored(daemon, expect.distinct_blocks(twenty))
+    expect.stored_once(daemon, twenty)
     expect.at_rest(daemon, engines=1)
 
 
@@ -55,9 +55,9 @@ def test_second_engine_gets_hits_for_all_at_once(second, daemon, twenty, referen
 
 def test_prefix_of_a_stored_prompt_hits_up_to_where_it_diverges(second, references):
     stem = prompts.twenty()[0]
-    forks = [prompts.family(9000 + n, stem, n, n + 300) for n in (128, 200, 640, 1000, 2047, 4096)]
-    second.reset()
-    for fork, shared, right in zip(forks, (128, 200, 640, 1000, 2047, 4096), references.outputs(forks)):
+    shares = (128, 200, 640, 1000, 2047, 4096)
+    forks = [prompts.family(9000 + shared, stem, shared, shared + 300) for shared in shares]
+    for fork, shared, right in zip(forks, shares, references.outputs(forks)):
         second.reset()
         results = second.generate([fork])
         expect.right(results, [right], f"diverges after {shared} tokens")

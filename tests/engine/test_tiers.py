@@ -28,8 +28,9 @@ def one_pass(engine, many, reference, what):
 
 def test_working_set_beyond_memory(logs, many):
     wide = paths.model("wide")
-    references = References(wide, logs)
-    reference = references.outputs(many, max_tokens=4)
+    with References(wide, logs) as references:
+        reference = references.outputs(many, max_tokens=4)
+        first = references.outputs(many[:1])
     daemon = Daemon(arena_mib=64, nvme_mib=1536)
     options = Options(model=wide, kvist=Kvist(daemon.socket))
     try:
@@ -48,7 +49,7 @@ def test_working_set_beyond_memory(logs, many):
             daemon.stop()
             daemon.write_config(arena_mib=64, nvme_mib=0, settings={})
             daemon.start()
-            expect.hits_again(engine, many[0], references.outputs(many[:1])[0])
+            expect.hits_again(engine, many[0], first[0])
             for what in ("without NVMe", "without NVMe, again"):
                 one_pass(engine, many, reference, what)
             assert daemon.metric("kvist_evictions_total") > 0

@@ -88,6 +88,8 @@ class Options:
             VLLM_SERVER_DEV_MODE="1",
             HF_HUB_OFFLINE="1",
             TOKENIZERS_PARALLELISM="false",
+            # Threads that spin at barriers cost a busy machine a factor of ten: see README.md.
+            OMP_WAIT_POLICY="PASSIVE",
         )
         env.pop("KVIST_SOCKET", None)
         if self.cpus is not None:

@@ -45,9 +45,19 @@ def distinct_blocks(prompts: list[list[int]]) -> int:
     )
 
 
-def stored(daemon: Daemon, blocks: int, limit_s: float = SETTLE_LIMIT_S) -> None:
-    """The daemon holds exactly so many blocks in memory."""
-    daemon.wait_metric(daemon.BLOCKS, lambda n: n == blocks, limit_s, f"{blocks} blocks stored")
+def stored_once(
+    daemon: Daemon, prompts: list[list[int]], share: float = 0.95, limit_s: float = SETTLE_LIMIT_S
+) -> int:
+    """The daemon holds the prompts' blocks, each of them once. Returns how many.
+
+    A few may be missing: an engine that has no free slot left does not wait for one.
+    """
+    most = distinct_blocks(prompts)
+    least = int(share * most)
+    what = f"{least} to {most} blocks stored"
+    blocks = daemon.wait_metric(daemon.BLOCKS, lambda n: n >= least, limit_s, what)
+    assert blocks <= most, f"{blocks} blocks stored, expected: {what}"
+    return int(blocks)
 
 
 def at_rest(daemon: Daemon, engines: int, limit_s: float = SETTLE_LIMIT_S) -> None:

@@ -15,7 +15,10 @@ FORMAT = 1
 
 
 class References:
-    """Reference outputs of one model at one data type."""
+    """Reference outputs of one model at one data type.
+
+    The engine is started when the first output is not known yet, and lives until close().
+    """
 
     def __init__(self, model: str, directory: pathlib.Path, dtype: str = "float32") -> None:
         self.options = Options(model=model, dtype=dtype, prefix_caching=False)
@@ -26,6 +29,7 @@ class References:
         ]
         name = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
         self.file = paths.cache_dir() / "references" / f"{name}.json"
+        self.engine: Engine | None = None
         self.known: dict[str, list[int]] = {}
         if self.file.exists():
             self.known = json.loads(self.file.read_text())
@@ -38,12 +42,23 @@ class References:
         names = [self._name(p, max_tokens) for p in prompts]
         missing = {n: p for n, p in zip(names, prompts) if n not in self.known}
         if missing:
-            with Engine("reference", self.directory, self.options) as engine:
-                results = engine.generate(list(missing.values()), max_tokens)
-                engine.quit()
+            if self.engine is None:
+                self.engine = Engine("reference", self.directory, self.options)
+            results = self.engine.generate(list(missing.values()), max_tokens)
             self.known |= {n: r.tokens for n, r in zip(missing, results)}
             self._save()
         return [self.known[n] for n in names]
+
+    def __enter__(self) -> "References":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.end()
+            self.engine = None
 
     def _save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
