@@ -17,6 +17,7 @@
 #define TICK_US       20000ULL
 #define LAG_WINDOW_US 10000000ULL
 #define SAVE_LOG_US   1000000ULL
+#define HEALTH_US     1000000ULL
 #define STOP_EXTRA_US 30000000ULL /* for closing, after the save */
 
 static const struct timeval at_once = {0, 0};
@@ -134,6 +135,26 @@ static void measure_lag(struct kvist_daemon *daemon, uint64_t now_us)
     }
 }
 
+/* Say when health changes: once, where operators look. */
+static void watch_health(struct kvist_daemon *daemon, uint64_t now_us)
+{
+    if (now_us - daemon->health_us < HEALTH_US) {
+        return;
+    }
+    daemon->health_us = now_us;
+    char health[KVIST_HEALTH_BYTES];
+    kvist_metrics_health(&daemon->metrics, health);
+    if (strcmp(health, daemon->health) == 0) {
+        return;
+    }
+    bool good = strcmp(health, "ok") == 0;
+    if (!good || daemon->health[0] != '\0') {
+        kvist_log(good ? KVIST_LOG_INFO : KVIST_LOG_WARN, "health changed health=\"%s\"", health);
+        kvist_notify_status(health);
+    }
+    (void)snprintf(daemon->health, sizeof(daemon->health), "%s", health);
+}
+
 static void watch_save(struct kvist_daemon *daemon, uint64_t now_us);
 
 static void on_tick(evutil_socket_t fd, short what, void *ctx)
@@ -151,6 +172,8 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
     }
     if (daemon->save_deadline_us != 0) {
         watch_save(daemon, now_us);
+    } else {
+        watch_health(daemon, now_us);
     }
     (void)event_add(daemon->tick, &tick_time);
 }
@@ -418,6 +441,11 @@ static enum kvist_status start(struct kvist_daemon *daemon, struct kvist_error *
               kvist_size_format(daemon->arena_bytes, size),
               daemon->config.nvme_path[0] != '\0' ? daemon->config.nvme_path : "off",
               (unsigned long long)daemon->metrics.files_max);
+    if (daemon->config.memory_huge_pages == 0 && !kvist_machine_has_huge_pages("")) {
+        kvist_log(KVIST_LOG_INFO,
+                  "the system offers no huge pages for shared memory, first writes by engines are "
+                  "slower; echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    }
     daemon->ready = true;
     daemon->alive_interval_us = kvist_notify_interval_us();
     say_ready(daemon);

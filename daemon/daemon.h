@@ -49,6 +49,8 @@ struct kvist_daemon {
     uint64_t tick_due_us;
     uint64_t alive_us;          /* when the watchdog was last told */
     uint64_t alive_interval_us; /* 0: there is none */
+    uint64_t health_us;         /* when health was last looked at */
+    char health[KVIST_HEALTH_BYTES];
     bool ready;
     bool stopping;
     uint64_t save_deadline_us; /* 0: not saving */

@@ -306,6 +306,13 @@ static void pending_done(void *ctx, enum kvist_status status, uint64_t blocks, u
     free(pending);
 }
 
+/* What was asked of the store is refused at once: `done` is not called. */
+static void pending_refused(struct kvist_pending *pending, enum kvist_status status)
+{
+    pending->waiting--;
+    pending->status = pending->status == KVIST_OK ? status : pending->status;
+}
+
 static bool may_see(const struct kvist_connection *connection, const char *tenant)
 {
     return connection->is_operator || strcmp(connection->tenant, tenant) == 0;
@@ -322,7 +329,7 @@ static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending
         pending->waiting++;
         enum kvist_status status = kvist_store_clear(daemon->store, pool, pending_done, pending);
         if (status != KVIST_OK) {
-            pending_done(pending, status, 0, 0);
+            pending_refused(pending, status);
         }
     }
 }
@@ -355,7 +362,7 @@ static void on_clear(struct kvist_daemon *daemon,
         pending->waiting++;
         status = kvist_store_clear(daemon->store, pool, pending_done, pending);
         if (status != KVIST_OK) {
-            pending_done(pending, status, 0, 0);
+            pending_refused(pending, status);
         }
     }
     kvist_log(KVIST_LOG_INFO,
@@ -401,7 +408,7 @@ static void on_admin(struct kvist_daemon *daemon,
     pending->waiting++;
     enum kvist_status status = kvist_store_save(daemon->store, pending_done, pending);
     if (status != KVIST_OK) {
-        pending_done(pending, status, 0, 0);
+        pending_refused(pending, status);
     }
     pending_done(pending, KVIST_OK, 0, 0);
 }

@@ -372,8 +372,10 @@ void kvist_http_stop(struct kvist_http *http)
     if (http->base == NULL) {
         return;
     }
-    while (http->peers != NULL) {
-        peer_free(http->peers);
+    struct kvist_http_peer *next = NULL;
+    for (struct kvist_http_peer *at = http->peers; at != NULL; at = next) {
+        next = at->next;
+        peer_free(at);
     }
     if (http->acceptable != NULL) {
         event_free(http->acceptable);

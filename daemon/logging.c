@@ -19,7 +19,8 @@ static struct {
 /* systemd says which device and inode the journal's stream is; stderr may be redirected since. */
 static bool stderr_is_journal(void)
 {
-    const char *stream = getenv("JOURNAL_STREAM");
+    const char *stream =
+        getenv("JOURNAL_STREAM"); /* NOLINT(concurrency-mt-unsafe): no threads yet */
     unsigned long long device = 0;
     unsigned long long inode = 0;
     struct stat info;

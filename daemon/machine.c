@@ -207,6 +207,21 @@ enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config, stru
     return KVIST_OK;
 }
 
+bool kvist_machine_has_huge_pages(const char *root)
+{
+    char path[PATH_MAX];
+    char line[128] = "";
+    (void)snprintf(path, sizeof(path), "%s/sys/kernel/mm/transparent_hugepage/shmem_enabled", root);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return false;
+    }
+    bool read = fgets(line, sizeof(line), file) != NULL;
+    (void)fclose(file);
+    return read && strchr(line, '[') != NULL && strstr(line, "[never]") == NULL &&
+           strstr(line, "[deny]") == NULL;
+}
+
 uint64_t kvist_machine_raise_files(void)
 {
     struct rlimit limit;

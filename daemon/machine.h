@@ -32,6 +32,9 @@ KVIST_MUST_USE enum kvist_status kvist_machine_fit_memory(const struct kvist_mac
 KVIST_MUST_USE enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config,
                                                         struct kvist_error *err);
 
+/** Whether the system gives huge pages to shared memory that asks for them. */
+bool kvist_machine_has_huge_pages(const char *root);
+
 /** Raise the limit of open files as far as allowed. @return the limit now */
 uint64_t kvist_machine_raise_files(void);
 

@@ -99,6 +99,7 @@ static int parse(struct command_line *line, int argc, char **argv)
         table[PLAIN_COUNT + index].has_arg = required_argument;
         table[PLAIN_COUNT + index].val = FLAG_SETTING + index;
     }
+    /* NOLINTNEXTLINE(concurrency-mt-unsafe): no threads yet */
     for (int flag = 0; (flag = getopt_long(argc, argv, "h", table, NULL)) != -1;) {
         switch (flag) {
         case FLAG_CONFIG:
@@ -171,7 +172,7 @@ int main(int argc, char **argv)
         return check(&line.options);
     }
     kvist_logging_start(KVIST_LOG_INFO);
-    const char *fault = getenv("KVIST_FAULT"); /* for tests */
+    const char *fault = getenv("KVIST_FAULT"); /* NOLINT(concurrency-mt-unsafe): no threads yet */
     if (fault != NULL) {
         if (!kvist_fault_arm_text(fault)) {
             kvist_log(KVIST_LOG_ERROR, "KVIST_FAULT must be NAME:NTH or NAME:NTH+");

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define VALUE_SHOWN_MAX 40U /* a longer value is a digest or a list: not for people */
+#define VALUE_SHOWN_MAX ((size_t)40) /* a longer value is a digest or a list: not for people */
 
 static bool is_printable(const ProtobufCBinaryData *value)
 {

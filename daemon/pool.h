@@ -14,7 +14,7 @@
 #include "proto/wire/message.h"
 #include "storage/store.h"
 
-#define KVIST_SHAPES_MAX (2U * KVIST_POOLS_MAX * KVIST_RANKS_MAX)
+#define KVIST_SHAPES_MAX ((size_t)2 * KVIST_POOLS_MAX * KVIST_RANKS_MAX)
 
 struct kvist_shape {
     uint8_t pool_id[KVIST_KEY_BYTES];

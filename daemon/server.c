@@ -582,8 +582,10 @@ void kvist_server_stop(struct kvist_server *server)
         return;
     }
     kvist_server_stop_accepting(server);
-    while (server->connections != NULL) {
-        connection_close(server->connections);
+    struct kvist_connection *next = NULL;
+    for (struct kvist_connection *at = server->connections; at != NULL; at = next) {
+        next = at->next;
+        connection_close(at);
     }
     if (server->spare_fd >= 0) {
         (void)close(server->spare_fd);

@@ -1,5 +1,6 @@
 #include "daemon/session.h"
 
+#include "proto/base/check.h"
 #include "proto/base/log.h"
 
 #include <errno.h>
@@ -30,15 +31,9 @@ static void session_free(struct kvist_session *session)
     free(session);
 }
 
+/* Also a half-made one, which no session has yet. */
 static void process_free(struct kvist_process *process)
 {
-    struct kvist_process **link = &process->session->processes;
-    while (*link != NULL && *link != process) {
-        link = &(*link)->next;
-    }
-    if (*link != NULL) {
-        *link = process->next;
-    }
     if (process->connection != NULL) {
         process->connection->process = NULL;
         kvist_connection_doom(process->connection);
@@ -55,6 +50,16 @@ static void process_free(struct kvist_process *process)
     free(process);
 }
 
+static void process_remove(struct kvist_process *process)
+{
+    struct kvist_process **link = &process->session->processes;
+    while (*link != process) {
+        link = &(*link)->next;
+    }
+    *link = process->next;
+    process_free(process);
+}
+
 /* What it had sent before it ended still counts: its commits may be on the socket. */
 static void process_ended(struct kvist_process *process)
 {
@@ -68,7 +73,7 @@ static void process_ended(struct kvist_process *process)
               (int)process->pid,
               session->name,
               process->rank);
-    process_free(process);
+    process_remove(process);
     if (session->processes == NULL) {
         session_free(session);
     }
@@ -104,10 +109,13 @@ void kvist_sessions_detach(struct kvist_connection *connection)
 
 void kvist_sessions_clear(struct kvist_sessions *sessions)
 {
-    while (sessions->first != NULL) {
-        struct kvist_session *session = sessions->first;
-        while (session->processes != NULL) {
-            process_free(session->processes);
+    struct kvist_session *next_session = NULL;
+    for (struct kvist_session *session = sessions->first; session != NULL; session = next_session) {
+        next_session = session->next;
+        struct kvist_process *next = NULL;
+        for (struct kvist_process *process = session->processes; process != NULL; process = next) {
+            next = process->next;
+            process_remove(process);
         }
         session_free(session);
     }
@@ -195,7 +203,9 @@ static enum kvist_status open_session(struct kvist_sessions *sessions,
     (void)snprintf(session->tenant, sizeof(session->tenant), "%s", connection->tenant);
     (void)snprintf(session->name, sizeof(session->name), "%s", hello->name);
     for (char *at = session->name; *at != '\0'; at++) {
-        *at = (unsigned char)*at < 0x20 || *at == '"' || *at == 0x7f ? '_' : *at;
+        if ((unsigned char)*at < 0x20 || *at == '"' || *at == 0x7f) {
+            *at = '_';
+        }
     }
     session->next = sessions->first;
     sessions->first = session;
@@ -309,6 +319,7 @@ enum kvist_status kvist_sessions_join(struct kvist_sessions *sessions,
         (void)close(pidfd);
         return status;
     }
+    KVIST_CHECK(session != NULL);
     if (take_back(session, connection, hello, pidfd)) {
         (void)close(pidfd);
         return KVIST_OK;

@@ -289,6 +289,7 @@ class Disk(harness.Case):
         wire.until(lambda: daemon.metric("spill_failures_total") > 0, "writes fail")
         wire.until(lambda: daemon.get("/healthz")[1].startswith("degraded: "), "health says so")
         self.assertEqual(daemon.get("/healthz")[0], 200)
+        wire.until(lambda: 'warn: health changed health="degraded: ' in daemon.text(), "so the log")
         self.assertGreater(daemon.metric("slots_ready"), 100)
         self.assert_serves(daemon)
         self.assertEqual(daemon.stop(), 0)

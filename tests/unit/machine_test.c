@@ -3,6 +3,7 @@
 #include "proto/base/check.h"
 #include "tests/support/unit.h"
 
+#include <ftw.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -34,11 +35,18 @@ static void setup(void)
     err = (struct kvist_error)KVIST_ERROR_INIT;
 }
 
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *walk)
+{
+    (void)info;
+    (void)kind;
+    (void)walk;
+    return remove(path);
+}
+
 static void teardown(void)
 {
-    char command[128];
-    (void)snprintf(command, sizeof(command), "rm -r '%s'", root);
-    KVIST_TEST_EQUAL(system(command), 0);
+    /* NOLINTNEXTLINE(concurrency-mt-unsafe): one thread */
+    KVIST_TEST_EQUAL(nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
 }
 
 static void memory_is_what_host_and_cgroups_leave(void)
@@ -115,6 +123,25 @@ static void a_directory_fits_or_is_refused(void)
     KVIST_TEST_TRUE(strstr(err.text, "in all") != NULL);
 }
 
+static void huge_pages_are_offered_or_not(void)
+{
+    KVIST_TEST_TRUE(!kvist_machine_has_huge_pages(root));
+    static const struct {
+        const char *text;
+        bool offered;
+    } cases[] = {
+        {"always within_size advise [never] deny force\n", false},
+        {"always within_size advise never [deny] force\n", false},
+        {"always within_size [advise] never deny force\n", true},
+        {"[always] within_size advise never deny force\n", true},
+        {"", false},
+    };
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(cases); index++) {
+        put("sys/kernel/mm/transparent_hugepage/shmem_enabled", cases[index].text);
+        KVIST_TEST_EQUAL(kvist_machine_has_huge_pages(root), cases[index].offered);
+    }
+}
+
 static void open_files_go_up_to_what_is_allowed(void)
 {
     struct rlimit limit;
@@ -131,6 +158,7 @@ int main(void)
         {"memory is what host and cgroups leave", memory_is_what_host_and_cgroups_leave},
         {"an arena fits or is refused", an_arena_fits_or_is_refused},
         {"a directory fits or is refused", a_directory_fits_or_is_refused},
+        {"huge pages are offered or not", huge_pages_are_offered_or_not},
         {"open files go up to what is allowed", open_files_go_up_to_what_is_allowed},
     };
     return kvist_unit_main("machine", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
