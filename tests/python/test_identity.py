@@ -217,7 +217,9 @@ def test_refusals(model: str) -> None:
             for name in ("nnodes", "distributed_executor_backend", "pipeline_parallel_size")
         }
         wrong = types.SimpleNamespace(
-            parallel_config=types.SimpleNamespace(**values | change), lora_config=None
+            parallel_config=types.SimpleNamespace(**values | change),
+            attention_config=config.attention_config,
+            lora_config=None,
         )
         with pytest.raises(Refusal, match=words):
             check_engine(wrong, offloading_config())

@@ -136,6 +136,8 @@ def check_engine(vllm_config: Any, offloading_config: Any) -> None:
         raise Refusal(
             "kvist: canonical_layout is not supported. Remove it from kv_connector_extra_config."
         )
+    if getattr(vllm_config.attention_config, "hisparse_config", None) is not None:
+        raise Refusal("kvist: HiSparse is not supported. Run without it, or without kvist.")
     if vllm_config.lora_config is not None:
         raise Refusal(
             "kvist: LoRA is enabled. vLLM names cached blocks by an adapter's name and path, not "

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -129,14 +130,15 @@ def _group(group: Any, kv_cache_config: Any, blocks_per_chunk: int) -> Group:
     layer = next(iter(spec.kv_cache_specs.values())) if isinstance(
         spec, UniformTypeKVCacheSpecs
     ) else spec
-    if isinstance(layer, SlidingWindowSpec):
+    # Exactly these: subclasses keep something else, or keep it in another way.
+    if type(layer) is SlidingWindowSpec:
         if blocks_per_chunk > 1:
             raise Refusal(
                 "kvist: this model has sliding-window layers, and this vLLM loses track of their "
                 "blocks when a chunk has more than one. Remove block_size and blocks_per_chunk "
                 "from kv_connector_extra_config, so that a chunk is one block."
             )
-    elif not isinstance(layer, FullAttentionSpec):
+    elif type(layer) not in (FullAttentionSpec, MLAAttentionSpec):
         raise Refusal(
             f"kvist: this model keeps its state as {type(layer).__name__}, which kvist cannot "
             "store yet. Run it without kvist."
@@ -150,7 +152,7 @@ def _group(group: Any, kv_cache_config: Any, blocks_per_chunk: int) -> Group:
     ]
     return Group(
         group_id=group.group_id,
-        sparse=isinstance(layer, SlidingWindowSpec),
+        sparse=type(layer) is SlidingWindowSpec,
         fields=identity.group_fields(group, kind),
     )
 

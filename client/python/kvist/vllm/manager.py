@@ -10,6 +10,7 @@ vLLM: an unexpected error is logged once and becomes a miss, a failed load or a 
 """
 
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -31,7 +32,7 @@ import kvist
 from kvist.vllm.config import logger
 from kvist.vllm.engine import Engine
 from kvist.vllm.metrics import Counts
-from kvist.vllm.requests import GROUP_BYTES, Chain, Held, Request, release
+from kvist.vllm.requests import GROUP_BYTES, Chain, Held, Request, release, runs
 from kvist.vllm.transfer import KvistSpec, Part, Report
 
 NO_SLOT = b"\xff\xff\xff\xff"
@@ -209,8 +210,8 @@ class KvistManager(OffloadingManager):
                     batch.release(i)
                     made, why = i, kvist.MISS
                     break
-        keys = chain.keys
-        request.held.update((keys[start + i], Held(batch, i)) for i in range(made))
+        found = chain.keys[start : start + made]
+        request.held.update(zip(found, zip(itertools.repeat(batch), range(made)), strict=True))
         return made, why
 
     def _may_wait(self, request: Request) -> bool:
@@ -329,21 +330,24 @@ class KvistManager(OffloadingManager):
     def _load_part(
         self, request: Request, group: int, keys: list[OffloadKey], leases: list[Held]
     ) -> Part:
+        found = [request.held.pop(key, None) for key in keys]
         slots: list[bytes] = []
         instance = 0
-        tables: dict[int, bytes] = {}
-        for key in keys:
-            held = request.held.pop(key, None)
-            if held is None or (instance and held.batch.instance != instance):
-                slots.append(NO_SLOT)
-                continue
-            leases.append(held)
-            instance = held.batch.instance
-            table = tables.get(id(held.batch))
-            if table is None:
-                table = tables[id(held.batch)] = held.batch.slots
-            slots.append(table[held.index * 4 : held.index * 4 + 4])
-        self._counts.add("hit_blocks", len(keys) - slots.count(NO_SLOT))
+        missing = 0
+        if None in found:
+            # Not leased: the ranks report it, and the request is recomputed.
+            missing = len(keys)
+            slots.append(NO_SLOT * missing)
+        else:
+            leases += found
+            for batch, start, stop in runs(found):
+                instance = instance or batch.instance
+                if batch.instance != instance:
+                    slots.append(NO_SLOT * (stop - start))
+                    missing += stop - start
+                else:
+                    slots.append(batch.slots[start * 4 : stop * 4])
+        self._counts.add("hit_blocks", len(keys) - missing)
         self._counts.add("promoted_blocks", len(request.promoted.intersection(keys)))
         verify = kvist.pack_keys(keys, GROUP_BYTES) if self._engine.settings.verify else b""
         return Part(group, instance, b"".join(slots), b"", verify)
@@ -454,6 +458,16 @@ class KvistManager(OffloadingManager):
             request.touched.update(keys[i] for i in fresh)
             size = kvist.KEY_BYTES
             pool.touch(b"".join(packed[i * size : (i + 1) * size] for i in fresh))
+
+    @guarded(_nothing)
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Called by vLLM 0.30; later versions offer the keys to prepare_store instead."""
+        request = self._requests.get(req_context.req_id)
+        for group, pool in enumerate(self._pools):
+            own = [key for key in keys if self._group_of(key) == group]
+            if request is not None and own:
+                packed = kvist.pack_keys(own, GROUP_BYTES)
+                self._touch(request, pool, own, packed, bytes([kvist.READY]) * len(own))
 
     def _predecessors(
         self, request: Request, group: int, keys: list[OffloadKey], req_context: ReqContext
