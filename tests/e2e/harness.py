@@ -16,6 +16,9 @@ KVISTD = os.environ.get("KVISTD", "kvistd")
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 START_S = 60
 
+# Built without RocksDB, kvistd has no NVMe tier.
+needs_nvme = unittest.skipUnless(os.environ.get("KVISTD_NVME", "1") == "1", "built without NVMe")
+
 
 class Daemon:
     """A kvistd process: started, watched through its notify socket, stopped."""

@@ -25,6 +25,7 @@ class Stop(harness.Case):
         daemon.process.send_signal(signal.SIGINT)
         self.assertEqual(daemon.ended(), 0)
 
+    @harness.needs_nvme
     def test_the_hot_set_comes_back(self):
         nvme = ("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M")
         daemon = self.start(*nvme)
@@ -61,6 +62,7 @@ class Stop(harness.Case):
                   for key in contents]
         self.assertEqual(places.count(b"dram+nvme"), promoted)
 
+    @harness.needs_nvme
     def test_save_and_clear(self):
         nvme = ("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M")
         daemon = self.start(*nvme)
@@ -83,6 +85,7 @@ class Stop(harness.Case):
         wire.until(lambda: daemon.metric("nvme_loading") == 0, "the index is read back")
         self.assertEqual(daemon.metric("nvme_blocks"), 0)
 
+    @harness.needs_nvme
     def test_a_requester_that_does_not_wait(self):
         nvme = ("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M")
         daemon = self.start(*nvme)
@@ -100,6 +103,7 @@ class Stop(harness.Case):
         self.assert_serves(daemon)
         self.assertEqual(daemon.stop(), 0)
 
+    @harness.needs_nvme
     def test_without_a_save(self):
         daemon = self.start("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes",
                             "256M", "--set", "daemon.stop_save_s=0")

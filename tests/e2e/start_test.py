@@ -135,6 +135,7 @@ class Machine(harness.Case):
         self.refuses("--socket", "/proc/self/k.sock", words=["daemon.socket"])
         self.refuses("--nvme", "/proc/self/nvme", "--nvme-bytes", "64M", words=["nvme"])
 
+    @harness.needs_nvme
     def test_somebody_elses_directory(self):
         path = os.path.join(self.directory, "nvme")
         os.mkdir(path)
@@ -144,6 +145,7 @@ class Machine(harness.Case):
         self.refuses("--nvme", path, "--nvme-bytes", "64M", words=[path])
         self.assertEqual(os.listdir(path), ["thesis.txt"])
 
+    @harness.needs_nvme
     def test_one_nvme_directory_for_two(self):
         path = os.path.join(self.directory, "nvme")
         first = self.start("--nvme", path, "--nvme-bytes", "128M")
@@ -153,6 +155,12 @@ class Machine(harness.Case):
         self.refuses("--nvme", path, "--nvme-bytes", "128M", words=[path], status=1)
         self.directory = kept
         self.assert_serves(first)
+
+    def test_built_without_nvme(self):
+        if os.environ.get("KVISTD_NVME", "1") == "1":
+            self.skipTest("built with it")
+        self.refuses("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "64M",
+                     words=["RocksDB"], status=1)
 
     def test_something_at_the_sockets_path(self):
         path = os.path.join(self.directory, "k.sock")
@@ -257,6 +265,7 @@ class Disk(harness.Case):
     def inside(self, daemon):
         return f"/proc/{daemon.process.pid}/root{self.disk}"
 
+    @harness.needs_nvme
     def test_full_at_start(self):
         fill = f'(cat /dev/zero >"{self.disk}/fill" 2>/dev/null || true)'
         self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
@@ -271,6 +280,7 @@ class Disk(harness.Case):
         self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "100M", wrap=self.wrap(),
                      words=["nvme.bytes", "80 MiB in all"], status=2)
 
+    @harness.needs_nvme
     def test_full_while_it_serves(self):
         daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
                             "--set", "nvme.admission=all", wrap=self.wrap())
