@@ -257,8 +257,8 @@ class Disk(harness.Case):
         self.disk = os.path.join(self.directory, "disk")
         os.mkdir(self.disk)
 
-    def wrap(self, before=":"):
-        script = (f'mount -t tmpfs -o size={self.SIZE} none "{self.disk}" && {before} && '
+    def wrap(self, before=":", access="rw"):
+        script = (f'mount -t tmpfs -o {access},size={self.SIZE} none "{self.disk}" && {before} && '
                   'exec "$@"')
         return [*self.unshare, "sh", "-c", script, "sh"]
 
@@ -273,7 +273,7 @@ class Disk(harness.Case):
 
     def test_read_only(self):
         self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
-                     wrap=self.wrap(f'mount -o remount,ro "{self.disk}"'),
+                     wrap=self.wrap(access="ro"),
                      words=["nvme.path", "Read-only"])
 
     def test_more_than_there_is(self):
