@@ -1,4 +1,5 @@
 /* store: sessions, grants, commit and its refusals, clear, revoke, what is left after a session. */
+#include "proto/base/fault.h"
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
 
@@ -483,6 +484,56 @@ static void save_needs_a_tier(void)
     KVIST_TEST_STATUS(kvist_store_save(store, cleared, NULL), KVIST_UNSUPPORTED);
 }
 
+/* Open, use and close another store; whatever fails, what is left is whole and can be closed. */
+static bool live_once(void)
+{
+    struct kvist_store *other = NULL;
+    struct kvist_store_pool *pool = NULL;
+    struct kvist_store_session *session = NULL;
+    struct kvist_store_process *process = NULL;
+    struct kvist_tier_pool about = {.slot_bytes = SLOT_BYTES};
+    uint8_t id[16] = {9};
+    uint32_t ordinal = 0;
+    struct kvist_store_options options = kvist_test_options(ARENA);
+    struct kvist_test_engine silent = {.maps_nothing = true};
+    struct kvist_test_member member = {.engine = &silent};
+    bool whole = kvist_store_open(&options, &other, NULL) == KVIST_OK &&
+                 kvist_store_pool_open(other, &about, &pool, NULL) == KVIST_OK &&
+                 kvist_store_session_open(other, id, 1, &session, NULL) == KVIST_OK &&
+                 kvist_store_process_open(session, true, true, 0, &member, &process, NULL) ==
+                     KVIST_OK &&
+                 kvist_store_attach(process, pool, false, &ordinal, NULL) == KVIST_OK;
+    if (other != NULL) {
+        kvist_test_settle(other);
+        struct kvist_store_stats stats;
+        kvist_store_stats(other, &stats);
+        for (unsigned round = 0; whole && stats.slots_free == 0 && round < 4; round++) {
+            kvist_test_advance(other, 1100000); /* populating is tried again after a second */
+            kvist_test_settle(other);
+            kvist_store_stats(other, &stats);
+        }
+        KVIST_TEST_TRUE(!whole || stats.slots_free > 0);
+    }
+    kvist_store_close(&other);
+    return whole;
+}
+
+static void every_failure_leaves_it_whole(void)
+{
+    kvist_fault_arm(NULL, 0, false);
+    KVIST_TEST_TRUE(live_once());
+    uint64_t points = kvist_fault_disarm();
+    KVIST_TEST_TRUE(points >= 8);
+    unsigned failed = 0;
+    for (uint64_t nth = 1; nth <= points; nth++) {
+        kvist_fault_arm(NULL, nth, false);
+        failed += !live_once();
+        (void)kvist_fault_disarm();
+    }
+    KVIST_TEST_TRUE(failed > 0);
+    KVIST_TEST_TRUE(live_once());
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -501,6 +552,7 @@ int main(void)
         {"an idle pool yields", an_idle_pool_yields_and_its_member_s_end_frees_it},
         {"places in a session are bounded", places_in_a_session_are_bounded},
         {"save needs a tier", save_needs_a_tier},
+        {"every failure leaves it whole", every_failure_leaves_it_whole},
     };
     return kvist_unit_main("store", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
 }
