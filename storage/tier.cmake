@@ -4,6 +4,7 @@ add_library(kvist_tier STATIC
 target_link_libraries(kvist_tier PUBLIC kvist_base kvist_key)
 if(KVIST_WITH_ROCKSDB_ENABLED)
     target_sources(kvist_tier PRIVATE
+        ${CMAKE_CURRENT_LIST_DIR}/disk.c
         ${CMAKE_CURRENT_LIST_DIR}/extent.c
         ${CMAKE_CURRENT_LIST_DIR}/extent_file.c
         ${CMAKE_CURRENT_LIST_DIR}/record.c

@@ -3,31 +3,25 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/fault.h"
+#include "storage/disk.h"
 #include "storage/tier_codec.h"
 
 #include <rocksdb/c.h>
 
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 #define KEY                 ((size_t)KVIST_KEY_BYTES)
 #define BLOCK_KEY_BYTES     KVIST_TIER_BLOCK_KEY_BYTES
 #define EXTENT_KEY_BYTES    KVIST_TIER_EXTENT_KEY_BYTES
-#define REOPEN_ROOM_BYTES   (4ULL << 20)
 #define EXTENT_PREFIX_BYTES 5U /* of an extent key: all but the offset */
 #define REOPEN_US           1000000U
 #define CACHE_BYTES         ((size_t)8 << 20)
 #define OPEN_FILES_MAX      64
 #define LOG_FILE_BYTES      ((size_t)256 << 10)
 #define LOG_LEVEL_HEAD      5
-#define PROBE_BYTES         ((size_t)64 << 10)
 #define MANIFEST_BYTES      ((size_t)256 << 10)
 #define FIXED_BYTES         (768U << 10) /* logs, manifest, options, directories */
 #define RECORD_BYTES        256U         /* both entries of a record in a table file, and its log */
@@ -116,7 +110,7 @@ static bool options_make(struct kvist_tier_index *index)
     rocksdb_options_set_compression(options, rocksdb_no_compression); /* hashes do not compress */
     rocksdb_options_set_max_background_jobs(options, 2);
     rocksdb_options_set_max_open_files(options, OPEN_FILES_MAX);
-    /* Its own log gets a head when it is opened, and nothing after: see disk_check(). */
+    /* Its own log gets a head when it is opened, and nothing after: see disk.h. */
     rocksdb_options_set_keep_log_file_num(options, 2);
     rocksdb_options_set_max_log_file_size(options, LOG_FILE_BYTES);
     rocksdb_options_set_info_log_level(options, LOG_LEVEL_HEAD);
@@ -136,57 +130,6 @@ static bool options_make(struct kvist_tier_index *index)
     index->write_sync = rocksdb_writeoptions_create();
     rocksdb_writeoptions_set_sync(index->write_sync, 1);
     return true;
-}
-
-/*
- * Keep RocksDB away from a disk that is full or broken: Debian's build has assertions, and its
- * logger fails one on the second write after a failed one, which ends the process.
- */
-static enum kvist_status disk_check(const struct kvist_tier_index *index, struct kvist_error *err)
-{
-    struct statvfs room;
-    if (statvfs(index->path, &room) != 0) {
-        return kvist_error_set_errno(err, errno, "statvfs", "the tier's directory is gone");
-    }
-    if ((uint64_t)room.f_bavail * room.f_frsize < KVIST_TIER_INDEX_FREE_BYTES) {
-        return kvist_error_set_errno(err,
-                                     ENOSPC,
-                                     "statvfs",
-                                     "the tier's disk has less than %u MiB left",
-                                     KVIST_TIER_INDEX_FREE_BYTES >> 20);
-    }
-    return KVIST_OK;
-}
-
-static int probe_write(int fd)
-{
-    static const uint8_t zeros[PROBE_BYTES];
-    ssize_t written = write(fd, zeros, sizeof(zeros));
-    if (written != (ssize_t)sizeof(zeros)) {
-        return written < 0 ? errno : ENOSPC;
-    }
-    return fsync(fd) == 0 ? 0 : errno;
-}
-
-/* The same, and a write that reaches the disk: before the database is opened. */
-static enum kvist_status disk_probe(const struct kvist_tier_index *index, struct kvist_error *err)
-{
-    enum kvist_status status = disk_check(index, err);
-    if (status != KVIST_OK) {
-        return status;
-    }
-    char path[PATH_MAX];
-    (void)snprintf(path, sizeof(path), "%s/probe", index->path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    int failure = errno;
-    if (fd >= 0) {
-        failure = probe_write(fd);
-        (void)close(fd);
-        (void)unlink(path);
-    }
-    return failure == 0 ? KVIST_OK
-                        : kvist_error_set_errno(
-                              err, failure, "write", "cannot write to the tier's directory");
 }
 
 static rocksdb_t *database_open(struct kvist_tier_index *index, char **text_out)
@@ -222,7 +165,7 @@ enum kvist_status kvist_tier_index_open(const char *path,
     }
     char *text = NULL;
     bool damaged = false;
-    enum kvist_status status = disk_probe(index, err);
+    enum kvist_status status = kvist_disk_probe(index->path, KVIST_TIER_INDEX_FREE_BYTES, err);
     if (status != KVIST_OK) {
         kvist_tier_index_close(&index);
         return status;
@@ -279,22 +222,13 @@ static enum kvist_status refuse_failed(struct kvist_error *err)
         err, KVIST_UNAVAILABLE, 0, "rocksdb", "the index failed, and is tried again");
 }
 
-/* Opening writes a log's header, which must not fail: see options_create(). */
-static bool has_room(const struct kvist_tier_index *index)
-{
-    struct statvfs disk;
-    return statvfs(index->path, &disk) != 0 ||
-           (uint64_t)disk.f_bavail * disk.f_frsize >= REOPEN_ROOM_BYTES;
-}
-
 /* Close and open. When it cannot be opened for writing it still answers reads, if it can. */
 static enum kvist_status reopen(struct kvist_tier_index *index, struct kvist_error *err)
 {
     char *text = NULL;
-    enum kvist_status status = KVIST_OK;
-    if (!has_room(index)) {
-        return kvist_error_set(
-            err, KVIST_NO_SPACE, 0, "rocksdb", "the disk is full, and the index waits for room");
+    enum kvist_status status = kvist_disk_probe(index->path, KVIST_TIER_INDEX_FREE_BYTES, err);
+    if (status != KVIST_OK) {
+        return status;
     }
     (void)pthread_rwlock_wrlock(&index->gate);
     if (index->db != NULL) {
@@ -317,7 +251,7 @@ static enum kvist_status reopen(struct kvist_tier_index *index, struct kvist_err
 
 enum kvist_status kvist_tier_index_ready(struct kvist_tier_index *index, struct kvist_error *err)
 {
-    enum kvist_status status = disk_check(index, err);
+    enum kvist_status status = kvist_disk_check(index->path, KVIST_TIER_INDEX_FREE_BYTES, err);
     if (status != KVIST_OK || !atomic_load(&index->failed)) {
         return status;
     }
