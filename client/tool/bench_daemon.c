@@ -66,10 +66,10 @@ bool kvist_bench_daemon_find(const char *given, char path_out[PATH_BYTES])
 
 /* --- Starting ------------------------------------------------------------------------------ */
 
-static int open_notify(const char *path)
+static int open_notify(const char *directory)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", directory);
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
         (void)close(fd);
@@ -129,8 +129,7 @@ static enum kvist_status prepare(struct kvist_bench_daemon *daemon, struct kvist
         daemon->socket_path, sizeof(daemon->socket_path), "%s/kvist.sock", daemon->directory);
     (void)snprintf(file, sizeof(file), "%s/conf", daemon->directory);
     int conf = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600); /* empty: not the host's own */
-    (void)snprintf(file, sizeof(file), "%s/notify", daemon->directory);
-    daemon->notify_fd = open_notify(file);
+    daemon->notify_fd = open_notify(daemon->directory);
     if (conf < 0 || daemon->notify_fd < 0) {
         return kvist_error_set_errno(err, errno, "open", "cannot make files in /tmp");
     }

@@ -38,8 +38,8 @@ static bool extent_path(uint32_t nth, char *path_out, size_t path_bytes)
     bool found = false;
     for (int index = 0; index < count; index++) {
         if (entries[index]->d_name[0] != '.' && seen++ == nth) {
-            (void)snprintf(path_out, path_bytes, "%s/%s", directory, entries[index]->d_name);
-            found = true;
+            found = snprintf(path_out, path_bytes, "%s/%s", directory, entries[index]->d_name) <
+                    (int)path_bytes;
         }
         free(entries[index]);
     }
