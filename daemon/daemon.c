@@ -292,7 +292,7 @@ static void on_reload_signal(evutil_socket_t number, short what, void *ctx)
 
 static void print_metrics(void *ctx, FILE *file)
 {
-    const struct kvist_daemon *daemon = ctx;
+    struct kvist_daemon *daemon = ctx;
     kvist_metrics_print(&daemon->metrics, KVIST_RELEASE, file);
 }
 

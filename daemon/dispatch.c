@@ -669,6 +669,7 @@ static void dispatch_request(struct kvist_daemon *daemon,
                              struct kvist_connection *connection,
                              const Kvist__Wire__Envelope *envelope)
 {
+    connection->yields = true;
     switch ((int)envelope->body_case) {
     case KVIST__WIRE__ENVELOPE__BODY_HELLO:
         on_hello(daemon, connection, envelope);

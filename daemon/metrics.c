@@ -8,12 +8,11 @@
 
 #define FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
 
-struct process_figures {
+#define PROCESS_US   1000000ULL
+
+struct daemon_figures {
     double up_us;
     bool degraded;
-    uint64_t resident_bytes;
-    uint64_t private_bytes;
-    uint64_t open_files;
     uint64_t open_files_max;
     uint64_t log_dropped;
     uint32_t connections;
@@ -26,7 +25,7 @@ const struct kvist_metric_row kvist_metric_rows[KVIST_METRIC_COUNT] = {
 };
 
 /* statm: size resident shared, in pages. */
-static void read_memory(struct process_figures *figures)
+static void read_memory(struct kvist_process_figures *figures)
 {
     FILE *file = fopen("/proc/self/statm", "re");
     if (file == NULL) {
@@ -69,22 +68,33 @@ static const char *find_fault(const struct kvist_metrics *metrics,
     return NULL;
 }
 
-void kvist_metrics_read(const struct kvist_metrics *metrics, double values_out[KVIST_METRIC_COUNT])
+static void read_process(struct kvist_metrics *metrics, uint64_t now_us)
 {
+    if (metrics->process_us != 0 && now_us - metrics->process_us < PROCESS_US) {
+        return;
+    }
+    metrics->process_us = now_us;
+    read_memory(&metrics->process);
+    metrics->process.open_files = count_files();
+}
+
+void kvist_metrics_read(struct kvist_metrics *metrics, double values_out[KVIST_METRIC_COUNT])
+{
+    uint64_t now_us = kvist_clock_now_us();
     struct kvist_store_stats stats;
     kvist_store_stats(metrics->store, &stats);
-    struct process_figures figures = {
-        .up_us = (double)(kvist_clock_now_us() - metrics->started_us),
+    read_process(metrics, now_us);
+    const struct daemon_figures figures = {
+        .up_us = (double)(now_us - metrics->started_us),
         .degraded = find_fault(metrics, &stats) != NULL,
-        .open_files = count_files(),
         .open_files_max = metrics->files_max,
         .log_dropped = kvist_logging_dropped_total(),
         .connections = *metrics->connection_count,
     };
-    read_memory(&figures);
     const struct kvist_store_stats *s = &stats;
     const struct kvist_counters *c = metrics->counters;
-    const struct process_figures *p = &figures;
+    const struct kvist_process_figures *p = &metrics->process;
+    const struct daemon_figures *d = &figures;
 #define KVIST_METRIC(name, kind, unit, help, value)                                                \
     values_out[KVIST_METRIC_##name] = (double)(value);
 #include "daemon/metrics.def"
@@ -103,7 +113,7 @@ void kvist_metrics_health(const struct kvist_metrics *metrics, char text_out[KVI
                    fault != NULL ? fault : "");
 }
 
-void kvist_metrics_print(const struct kvist_metrics *metrics, const char *version, FILE *file)
+void kvist_metrics_print(struct kvist_metrics *metrics, const char *version, FILE *file)
 {
     double values[KVIST_METRIC_COUNT];
     kvist_metrics_read(metrics, values);

@@ -25,13 +25,22 @@ struct kvist_metric_row {
     const char *help;
 };
 
-/* Where the figures are read from; all borrowed. */
+struct kvist_process_figures {
+    uint64_t resident_bytes;
+    uint64_t private_bytes;
+    uint64_t open_files;
+};
+
+/* Where the figures are read from; all borrowed. Figures of the process cost a walk through /proc,
+   and are read once a second at most, however often they are asked for. */
 struct kvist_metrics {
     struct kvist_store *store;
     const struct kvist_counters *counters;
     const uint32_t *connection_count;
     uint64_t started_us;
     uint64_t files_max;
+    struct kvist_process_figures process;
+    uint64_t process_us; /* when it was read; 0: not yet */
 };
 
 enum {
@@ -43,12 +52,12 @@ enum {
 
 extern const struct kvist_metric_row kvist_metric_rows[KVIST_METRIC_COUNT];
 
-void kvist_metrics_read(const struct kvist_metrics *metrics, double values_out[KVIST_METRIC_COUNT]);
+void kvist_metrics_read(struct kvist_metrics *metrics, double values_out[KVIST_METRIC_COUNT]);
 
 /** "ok", or "degraded: " and why. */
 void kvist_metrics_health(const struct kvist_metrics *metrics, char text_out[KVIST_HEALTH_BYTES]);
 
 /** All rows as Prometheus text. */
-void kvist_metrics_print(const struct kvist_metrics *metrics, const char *version, FILE *file);
+void kvist_metrics_print(struct kvist_metrics *metrics, const char *version, FILE *file);
 
 #endif

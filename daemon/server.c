@@ -204,7 +204,9 @@ handle_frames(struct kvist_connection *connection, uint32_t message_max, size_t 
 {
     size_t bytes = 0;
     connection->backlog = true;
-    for (uint32_t count = 0; count < message_max && bytes < bytes_max; count++) {
+    connection->yields = false;
+    for (uint32_t count = 0; count < message_max && bytes < bytes_max && !connection->yields;
+         count++) {
         if (!takes_input(connection) || output_is_full(connection)) {
             return bytes;
         }
@@ -283,7 +285,10 @@ void kvist_connection_drain(struct kvist_connection *connection)
     while (takes_input(connection) && bytes < DRAIN_BYTES_MAX) {
         size_t handled = handle_frames(connection, UINT32_MAX, DRAIN_BYTES_MAX - bytes);
         bytes += handled;
-        if (connection->input_ended || (!more && handled == 0)) {
+        if (connection->backlog && handled > 0) {
+            continue;
+        }
+        if (connection->backlog || connection->input_ended || !more) {
             return;
         }
         fill(connection, &more);

@@ -7,8 +7,8 @@
  * Ownership   the server owns its connections; others may keep a pointer until connection_gone
  * Threads     loop
  * Limits      KVIST_CONNECTIONS_MAX; a connection's turn: KVIST_TURN_MESSAGES_MAX messages,
- *             KVIST_TURN_BYTES_MAX bytes; what waits to be sent: KVIST_OUTPUT_BYTES_MAX, and above
- *             KVIST_OUTPUT_PAUSE_BYTES nothing more is read from that peer
+ *             KVIST_TURN_BYTES_MAX bytes, one request with a reply; what waits to be sent:
+ * KVIST_OUTPUT_BYTES_MAX, and above KVIST_OUTPUT_PAUSE_BYTES nothing more is read from that peer
  * States      GREETING -> OPEN [hello] -> CLOSING [a Failure is on its way out] -> gone
  * Errors      none come back: a connection that fails is logged, counted and closed
  * Source      unix(7) SO_PEERCRED, SO_PEERPIDFD (Linux 6.5), pidfd_open(2)
@@ -49,6 +49,7 @@ struct kvist_connection {
     bool output_dead; /* the peer takes nothing any more; what it sent before is still read */
     bool input_ended;
     bool backlog; /* whole frames wait in the reader */
+    bool yields;  /* set by a message that cost much: the others come first now */
     struct kvist_frame_reader *reader;
     struct kvist_frame_writer *writer;
     struct event *readable;

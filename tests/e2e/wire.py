@@ -130,7 +130,11 @@ class Peer:
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(DEADLINE_S)
-        self.socket.connect(path)
+        try:
+            self.socket.connect(path)
+        except OSError:
+            self.socket.close()
+            raise
         self.buffer = b""
         self.fds = []
         self.waiting = []

@@ -460,6 +460,7 @@ sys.stdin.readline()
             engine = wire.Engine(daemon.socket, SESSION)
             for index in range(20):
                 engine.put(bytes([index]) * 32, b"x" * 4096)
+                engine.send(wire.STAT, {}, 1000 + index)  # whose answer nobody awaits
             os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(child, 0)
         wire.until(lambda: daemon.metric("sessions") == 0, "the session ends")
