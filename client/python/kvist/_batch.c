@@ -140,8 +140,11 @@ PyTypeObject *kvist_binding_leases_type(PyObject *module)
         {NULL, NULL, NULL, NULL, NULL},
     };
     static PyType_Slot slots[] = {
-        {Py_tp_dealloc, leases_dealloc}, {Py_sq_length, leases_length}, {Py_tp_methods, methods},
-        {Py_tp_getset, getters},         {0, NULL},
+        {Py_tp_dealloc, leases_dealloc},
+        {Py_sq_length, leases_length},
+        {Py_tp_methods, methods},
+        {Py_tp_getset, getters},
+        {0, NULL},
     };
     static PyType_Spec spec = {
         .name = "kvist._kvist.Leases",
@@ -256,11 +259,12 @@ static enum kvist_status takes_post(struct kvist_pool *handle,
     return worst;
 }
 
-PyDoc_STRVAR(takes_commit_doc,
-             "commit(keys, parent, block_bytes, start=0, stop=None)\n--\n\n"
-             "Publish takes [start, stop): every rank has marked its part. `keys` are those of the\n"
-             "range, in prefix order; `parent` is the key of the block before the first, or None.\n"
-             "Posted. False: the daemon is away, the takes are void.");
+PyDoc_STRVAR(
+    takes_commit_doc,
+    "commit(keys, parent, block_bytes, start=0, stop=None)\n--\n\n"
+    "Publish takes [start, stop): every rank has marked its part. `keys` are those of the\n"
+    "range, in prefix order; `parent` is the key of the block before the first, or None.\n"
+    "Posted. False: the daemon is away, the takes are void.");
 
 static PyObject *takes_commit(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
@@ -285,8 +289,12 @@ static PyObject *takes_commit(PyObject *object, PyObject *const *args, Py_ssize_
     struct kvist_pool *handle = kvist_binding_pool_handle(self->pool);
     if (!handle)
         goto free_parent;
-    enum kvist_status status = takes_post(handle, self->items + start, keys.data, keys.count,
-                                          parent.count ? parent.data : NULL, block_bytes);
+    enum kvist_status status = takes_post(handle,
+                                          self->items + start,
+                                          keys.data,
+                                          keys.count,
+                                          parent.count ? parent.data : NULL,
+                                          block_bytes);
     if (status == KVIST_INVALID) {
         kvist_binding_raise(object, status, NULL);
         goto free_parent;
@@ -340,8 +348,11 @@ PyTypeObject *kvist_binding_takes_type(PyObject *module)
         {NULL, NULL, NULL, NULL, NULL},
     };
     static PyType_Slot slots[] = {
-        {Py_tp_dealloc, takes_dealloc}, {Py_sq_length, takes_length}, {Py_tp_methods, methods},
-        {Py_tp_getset, getters},        {0, NULL},
+        {Py_tp_dealloc, takes_dealloc},
+        {Py_sq_length, takes_length},
+        {Py_tp_methods, methods},
+        {Py_tp_getset, getters},
+        {0, NULL},
     };
     static PyType_Spec spec = {
         .name = "kvist._kvist.Takes",

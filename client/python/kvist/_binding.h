@@ -12,10 +12,10 @@
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <kvist/client.h>
 #include <kvist/copy.h>
+
+#include <Python.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,28 +34,28 @@ struct kvist_binding_state {
 };
 
 struct kvist_copy_object {
-    PyObject_HEAD
+    PyObject ob_base;
     struct kvist_copy *handle;
     size_t busy;
     size_t clients; /* open clients that register their segments here */
 };
 
 struct kvist_client_object {
-    PyObject_HEAD
+    PyObject ob_base;
     struct kvist_client *handle;
     struct kvist_copy_object *copy;
     size_t busy;
 };
 
 struct kvist_pool_object {
-    PyObject_HEAD
+    PyObject ob_base;
     struct kvist_client_object *client;
     struct kvist_pool *handle;
     size_t held; /* leases and takes that have not been given back */
 };
 
 struct kvist_leases_object {
-    PyObject_HEAD
+    PyObject ob_base;
     struct kvist_pool_object *pool;
     struct kvist_lease *items;
     bool *released;
@@ -63,7 +63,7 @@ struct kvist_leases_object {
 };
 
 struct kvist_takes_object {
-    PyObject_HEAD
+    PyObject ob_base;
     struct kvist_pool_object *pool;
     struct kvist_take *items;
     bool *released;
@@ -77,7 +77,7 @@ struct kvist_layout_ref {
 };
 
 struct kvist_layout_object {
-    PyObject_HEAD
+    PyObject ob_base;
     struct kvist_layout_ref *refs;
     size_t ref_count;
     size_t blocks_per_chunk;

@@ -29,9 +29,9 @@ static void client_end(struct kvist_client_object *self)
     if (!handle)
         return;
     self->handle = NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     kvist_client_destroy(&handle);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     if (self->copy)
         self->copy->clients--;
 }
@@ -60,14 +60,14 @@ static bool client_begin(struct kvist_client_object *self, struct kvist_client_o
     }
     struct kvist_client *handle = NULL;
     enum kvist_status status;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     status = kvist_client_create(options, &handle, &err);
     if (status == KVIST_OK) {
         status = kvist_client_thread_start(handle, &err);
         if (status != KVIST_OK)
             kvist_client_destroy(&handle);
     }
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     if (status != KVIST_OK) {
         kvist_binding_raise((PyObject *)self, status, &err);
         return false;
@@ -78,13 +78,14 @@ static bool client_begin(struct kvist_client_object *self, struct kvist_client_o
     return true;
 }
 
-PyDoc_STRVAR(client_doc,
-             "Client(role, session_id=b'', socket=None, rank=0, rank_count=1, name='',\n"
-             "       detach_grace_s=0.0, copy=None)\n--\n\n"
-             "One process's connection to the daemon. It need not find one: it goes on trying. Its\n"
-             "messages are pumped by a thread of the library's own, in which no Python code runs.\n"
-             "A session_id is 16 random bytes, equal in all processes of an engine. Segments of a\n"
-             "WORKER are registered with `copy` as they come.");
+PyDoc_STRVAR(
+    client_doc,
+    "Client(role, session_id=b'', socket=None, rank=0, rank_count=1, name='',\n"
+    "       detach_grace_s=0.0, copy=None)\n--\n\n"
+    "One process's connection to the daemon. It need not find one: it goes on trying. Its\n"
+    "messages are pumped by a thread of the library's own, in which no Python code runs.\n"
+    "A session_id is 16 random bytes, equal in all processes of an engine. Segments of a\n"
+    "WORKER are registered with `copy` as they come.");
 
 static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
@@ -105,16 +106,27 @@ static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     unsigned int rank_count = 1;
     double grace_s = 0.0;
     PyObject *copy = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "i|y#zIIsdO", names, &role, &session,
-                                     &session_bytes, &options.socket_path, &rank, &rank_count,
-                                     &options.name, &grace_s, &copy))
+    if (!PyArg_ParseTupleAndKeywords(args,
+                                     keywords,
+                                     "i|y#zIIsdO",
+                                     names,
+                                     &role,
+                                     &session,
+                                     &session_bytes,
+                                     &options.socket_path,
+                                     &rank,
+                                     &rank_count,
+                                     &options.name,
+                                     &grace_s,
+                                     &copy))
         return NULL;
     const struct kvist_binding_state *state = PyType_GetModuleState(type);
     if (role < KVIST_ROLE_TOOL || role > KVIST_ROLE_ENGINE ||
         (role != KVIST_ROLE_TOOL && session_bytes != (Py_ssize_t)sizeof(options.session_id)) ||
         !(grace_s >= 0.0 && grace_s <= 1e9)) {
-        PyErr_SetString(PyExc_ValueError, "a known role, a session_id of 16 bytes and "
-                                          "a detach_grace_s of 0 or more are needed");
+        PyErr_SetString(PyExc_ValueError,
+                        "a known role, a session_id of 16 bytes and "
+                        "a detach_grace_s of 0 or more are needed");
         return NULL;
     }
     if (copy != Py_None && !PyObject_TypeCheck(copy, state->copy)) {
@@ -155,7 +167,8 @@ static PyObject *client_close(PyObject *object, PyObject *none)
     struct kvist_client_object *self = (struct kvist_client_object *)object;
     if (self->busy) {
         struct kvist_error err = KVIST_ERROR_INIT;
-        kvist_error_set(&err, KVIST_BUSY, 0, "client", "another thread is in a call of this Client");
+        kvist_error_set(
+            &err, KVIST_BUSY, 0, "client", "another thread is in a call of this Client");
         return kvist_binding_raise(object, KVIST_BUSY, &err);
     }
     client_end(self);
@@ -178,9 +191,9 @@ static PyObject *client_wait(PyObject *object, PyObject *const *args, Py_ssize_t
         return NULL;
     enum kvist_status status;
     self->busy++;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     status = kvist_client_wait(handle, timeout_us, &err);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     self->busy--;
     if (status != KVIST_OK)
         return kvist_binding_raise(object, status, &err);
@@ -220,16 +233,33 @@ static PyObject *client_stats(PyObject *object, PyObject *none)
         return NULL;
     struct kvist_client_stats s = {0};
     kvist_client_stats(handle, &s);
-    return Py_BuildValue(
-        "{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "connects",
-        (unsigned long long)s.connects, "hits", (unsigned long long)s.hits, "misses",
-        (unsigned long long)s.misses, "lease_races", (unsigned long long)s.lease_races,
-        "unmapped_misses", (unsigned long long)s.unmapped_misses, "takes",
-        (unsigned long long)s.takes, "take_shortfalls", (unsigned long long)s.take_shortfalls,
-        "commits", (unsigned long long)s.commits, "dropped_messages",
-        (unsigned long long)s.dropped_messages, "leases_held", (unsigned long long)s.leases_held,
-        "takes_held", (unsigned long long)s.takes_held, "grants_held",
-        (unsigned long long)s.grants_held, "mapped_bytes", (unsigned long long)s.mapped_bytes);
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}",
+                         "connects",
+                         (unsigned long long)s.connects,
+                         "hits",
+                         (unsigned long long)s.hits,
+                         "misses",
+                         (unsigned long long)s.misses,
+                         "lease_races",
+                         (unsigned long long)s.lease_races,
+                         "unmapped_misses",
+                         (unsigned long long)s.unmapped_misses,
+                         "takes",
+                         (unsigned long long)s.takes,
+                         "take_shortfalls",
+                         (unsigned long long)s.take_shortfalls,
+                         "commits",
+                         (unsigned long long)s.commits,
+                         "dropped_messages",
+                         (unsigned long long)s.dropped_messages,
+                         "leases_held",
+                         (unsigned long long)s.leases_held,
+                         "takes_held",
+                         (unsigned long long)s.takes_held,
+                         "grants_held",
+                         (unsigned long long)s.grants_held,
+                         "mapped_bytes",
+                         (unsigned long long)s.mapped_bytes);
 }
 
 /* A list of (name, bytes) pairs; the strings stay owned by the list. */
@@ -237,7 +267,8 @@ static struct kvist_pool_field *fields_parse(PyObject *list, size_t *count_out)
 {
     if (!PyList_Check(list) || PyList_Size(list) == 0 ||
         PyList_Size(list) > (Py_ssize_t)KVIST_IDENTITY_FIELDS_MAX) {
-        PyErr_Format(PyExc_ValueError, "fields must be a list of 1 to %u (name, bytes) pairs",
+        PyErr_Format(PyExc_ValueError,
+                     "fields must be a list of 1 to %u (name, bytes) pairs",
                      KVIST_IDENTITY_FIELDS_MAX);
         return NULL;
     }
@@ -283,11 +314,12 @@ static PyObject *pool_new(struct kvist_client_object *client, struct kvist_pool 
     return (PyObject *)self;
 }
 
-PyDoc_STRVAR(client_open_pool_doc,
-             "open_pool(fields, slot_bytes, sparse=False, read_only=False, shape=None)\n--\n\n"
-             "Open a pool, now or as soon as the daemon is there. `fields`: the identity, a list of\n"
-             "(name, bytes) in a fixed order. `slot_bytes`: all ranks' parts of a block. `shape`: a\n"
-             "digest of this rank's tensors, compared among sessions.");
+PyDoc_STRVAR(
+    client_open_pool_doc,
+    "open_pool(fields, slot_bytes, sparse=False, read_only=False, shape=None)\n--\n\n"
+    "Open a pool, now or as soon as the daemon is there. `fields`: the identity, a list of\n"
+    "(name, bytes) in a fixed order. `slot_bytes`: all ranks' parts of a block. `shape`: a\n"
+    "digest of this rank's tensors, compared among sessions.");
 
 static PyObject *client_open_pool(PyObject *object, PyObject *args, PyObject *keywords)
 {
@@ -306,8 +338,16 @@ static PyObject *client_open_pool(PyObject *object, PyObject *args, PyObject *ke
     int read_only = 0;
     const char *shape = NULL;
     Py_ssize_t shape_bytes = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OK|ppz#", names, &list, &slot_bytes, &sparse,
-                                     &read_only, &shape, &shape_bytes) ||
+    if (!PyArg_ParseTupleAndKeywords(args,
+                                     keywords,
+                                     "OK|ppz#",
+                                     names,
+                                     &list,
+                                     &slot_bytes,
+                                     &sparse,
+                                     &read_only,
+                                     &shape,
+                                     &shape_bytes) ||
         !client_handle(self))
         return NULL;
     struct kvist_pool_field *fields = fields_parse(list, &options.field_count);
@@ -334,7 +374,9 @@ PyTypeObject *kvist_binding_client_type(PyObject *module)
         {"wait", KVIST_BINDING_FAST(client_wait), client_wait_doc},
         {"last_error", KVIST_BINDING_NONE(client_last_error), client_last_error_doc},
         {"stats", KVIST_BINDING_NONE(client_stats), client_stats_doc},
-        {"open_pool", (PyCFunction)(void (*)(void))client_open_pool, METH_VARARGS | METH_KEYWORDS,
+        {"open_pool",
+         (PyCFunction)(void (*)(void))client_open_pool,
+         METH_VARARGS | METH_KEYWORDS,
          client_open_pool_doc},
         {NULL, NULL, 0, NULL},
     };

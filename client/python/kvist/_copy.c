@@ -67,7 +67,8 @@ static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         return NULL;
     if (!PyList_Check(list) || PyList_Size(list) == 0 || blocks_per_chunk == 0 ||
         PyList_Size(list) > (Py_ssize_t)KVIST_COPY_TENSORS_MAX || blocks_per_chunk > (1U << 16)) {
-        PyErr_SetString(PyExc_ValueError, "a list of refs and 1 to 65536 blocks a chunk are needed");
+        PyErr_SetString(PyExc_ValueError,
+                        "a list of refs and 1 to 65536 blocks a chunk are needed");
         return NULL;
     }
     struct kvist_layout_object *self = PyObject_New(struct kvist_layout_object, type);
@@ -118,9 +119,9 @@ static void copy_end(struct kvist_copy_object *self)
 {
     struct kvist_copy *handle = self->handle;
     self->handle = NULL;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     kvist_copy_destroy(&handle);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
 }
 
 static void copy_dealloc(PyObject *object)
@@ -199,8 +200,15 @@ static PyObject *copy_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     PyObject *list = NULL;
     unsigned long long staging_bytes = 0;
     unsigned int threads = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iO|iKI", names, &kind, &list, &options.device,
-                                     &staging_bytes, &threads))
+    if (!PyArg_ParseTupleAndKeywords(args,
+                                     keywords,
+                                     "iO|iKI",
+                                     names,
+                                     &kind,
+                                     &list,
+                                     &options.device,
+                                     &staging_bytes,
+                                     &threads))
         return NULL;
     if (kind < KVIST_COPY_HOST || kind > KVIST_COPY_STAGED || options.device < 0) {
         PyErr_SetString(PyExc_ValueError, "kind must be HOST, DIRECT or STAGED, device 0 or more");
@@ -219,9 +227,9 @@ static PyObject *copy_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         self->handle = NULL;
         self->busy = 0;
         self->clients = 0;
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *gil = PyEval_SaveThread();
         status = kvist_copy_create(&options, &self->handle, &err);
-        Py_END_ALLOW_THREADS
+        PyEval_RestoreThread(gil);
         if (status != KVIST_OK) {
             kvist_binding_raise((PyObject *)self, status, &err);
             Py_CLEAR(self);
@@ -319,8 +327,12 @@ static bool submit_check(const struct submit_call *call)
     size_t per_chunk = call->layout->blocks_per_chunk;
     if (call->skip >= per_chunk || call->block_count == 0 ||
         (call->skip + call->block_count + per_chunk - 1) / per_chunk != call->slot_count) {
-        PyErr_Format(PyExc_ValueError, "%zu blocks after %zu skipped do not fill %zu slots of %zu",
-                     call->block_count, call->skip, call->slot_count, per_chunk);
+        PyErr_Format(PyExc_ValueError,
+                     "%zu blocks after %zu skipped do not fill %zu slots of %zu",
+                     call->block_count,
+                     call->skip,
+                     call->slot_count,
+                     per_chunk);
         return false;
     }
     if (call->layout->slot_bytes > kvist_pool_slot_bytes(call->pool)) {
@@ -356,9 +368,9 @@ static PyObject *submit_run(struct kvist_copy_object *self,
     }
     self->busy++;
     client->busy++;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     status = submit_plan(call, handle, job, direction, stream, ranges, absent, &range_count, &err);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     client->busy--;
     self->busy--;
     if (status != KVIST_OK) {
@@ -374,14 +386,15 @@ free_all:
     return result;
 }
 
-PyDoc_STRVAR(copy_submit_doc,
-             "submit(job, direction, pool, instance, slots, layout, block_ids, skip=0, stream=0)\n"
-             "--\n\n"
-             "Start copying chunks. `slots`: n uint32 as bytes; `block_ids`: a C-contiguous buffer\n"
-             "of int32, the chunks' blocks in order; the first chunk lacks its first `skip` blocks.\n"
-             "The caller has pinned `instance`, until the job is reported. `stream`: a\n"
-             "cudaStream_t as an integer. Returns (submitted, indices of slots that are not mapped\n"
-             "here and were left out); submitted is False when none was left.");
+PyDoc_STRVAR(
+    copy_submit_doc,
+    "submit(job, direction, pool, instance, slots, layout, block_ids, skip=0, stream=0)\n"
+    "--\n\n"
+    "Start copying chunks. `slots`: n uint32 as bytes; `block_ids`: a C-contiguous buffer\n"
+    "of int32, the chunks' blocks in order; the first chunk lacks its first `skip` blocks.\n"
+    "The caller has pinned `instance`, until the job is reported. `stream`: a\n"
+    "cudaStream_t as an integer. Returns (submitted, indices of slots that are not mapped\n"
+    "here and were left out); submitted is False when none was left.");
 
 static PyObject *copy_submit(PyObject *object, PyObject *args)
 {
@@ -398,10 +411,20 @@ static PyObject *copy_submit(PyObject *object, PyObject *args)
     Py_ssize_t skip = 0;
     unsigned long long stream = 0;
     PyObject *result = NULL;
-    if (!copy_handle(self) ||
-        !PyArg_ParseTuple(args, "KiO!Ky#O!y*|nK", &job, &direction, state->pool, &pool, &instance,
-                          &call.slots, &slots_bytes, state->layout, &layout, &blocks, &skip,
-                          &stream))
+    if (!copy_handle(self) || !PyArg_ParseTuple(args,
+                                                "KiO!Ky#O!y*|nK",
+                                                &job,
+                                                &direction,
+                                                state->pool,
+                                                &pool,
+                                                &instance,
+                                                &call.slots,
+                                                &slots_bytes,
+                                                state->layout,
+                                                &layout,
+                                                &blocks,
+                                                &skip,
+                                                &stream))
         return NULL;
     struct kvist_pool_object *pool_object = (struct kvist_pool_object *)pool;
     call.pool = kvist_binding_pool_handle(pool_object);
@@ -416,8 +439,12 @@ static PyObject *copy_submit(PyObject *object, PyObject *args)
         direction > KVIST_COPY_LOAD)
         PyErr_SetString(PyExc_ValueError, "direction, skip, slots or block_ids are malformed");
     else if (call.pool && submit_check(&call))
-        result = submit_run(self, pool_object->client, &call, job,
-                            (enum kvist_copy_direction)direction, (void *)(uintptr_t)stream);
+        result = submit_run(self,
+                            pool_object->client,
+                            &call,
+                            job,
+                            (enum kvist_copy_direction)direction,
+                            (void *)(uintptr_t)stream);
     PyBuffer_Release(&blocks);
     return result;
 }
@@ -438,7 +465,8 @@ static PyObject *copy_poll(PyObject *object, PyObject *none)
     do {
         count = kvist_copy_poll(handle, results, sizeof(results) / sizeof(results[0]));
         for (size_t i = 0; i < count; i++) {
-            PyObject *row = Py_BuildValue("(KNKK)", (unsigned long long)results[i].job,
+            PyObject *row = Py_BuildValue("(KNKK)",
+                                          (unsigned long long)results[i].job,
                                           PyBool_FromLong(results[i].status == KVIST_OK),
                                           (unsigned long long)results[i].bytes,
                                           (unsigned long long)results[i].elapsed_us);
@@ -467,9 +495,9 @@ static PyObject *copy_wait(PyObject *object, PyObject *const *args, Py_ssize_t a
     if (PyErr_Occurred())
         return NULL;
     self->busy++;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     kvist_copy_wait(handle, job);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     self->busy--;
     Py_RETURN_NONE;
 }
@@ -484,7 +512,8 @@ static PyObject *copy_close(PyObject *object, PyObject *none)
     struct kvist_copy_object *self = (struct kvist_copy_object *)object;
     if (self->busy || self->clients) {
         struct kvist_error err = KVIST_ERROR_INIT;
-        kvist_error_set(&err, KVIST_BUSY, 0, "copy", "a Client or another call still uses this Copy");
+        kvist_error_set(
+            &err, KVIST_BUSY, 0, "copy", "a Client or another call still uses this Copy");
         return kvist_binding_raise(object, KVIST_BUSY, &err);
     }
     copy_end(self);

@@ -50,7 +50,11 @@ bool kvist_binding_args(const char *name, Py_ssize_t arg_count, Py_ssize_t min, 
 {
     if (arg_count >= min && arg_count <= max)
         return true;
-    PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd arguments, %zd were given", name, min, max,
+    PyErr_Format(PyExc_TypeError,
+                 "%s() takes %zd to %zd arguments, %zd were given",
+                 name,
+                 min,
+                 max,
                  arg_count);
     return false;
 }
@@ -152,10 +156,11 @@ bool kvist_binding_range(PyObject *const *args,
     return true;
 }
 
-PyDoc_STRVAR(pack_keys_doc,
-             "pack_keys(keys, drop=0)\n--\n\n"
-             "Pack a list of n bytes objects into n*32 bytes, leaving out the last `drop` bytes of\n"
-             "each; what is shorter than 32 bytes is zero-extended, what is longer is hashed.");
+PyDoc_STRVAR(
+    pack_keys_doc,
+    "pack_keys(keys, drop=0)\n--\n\n"
+    "Pack a list of n bytes objects into n*32 bytes, leaving out the last `drop` bytes of\n"
+    "each; what is shorter than 32 bytes is zero-extended, what is longer is hashed.");
 
 static PyObject *module_pack_keys(PyObject *module, PyObject *const *args, Py_ssize_t arg_count)
 {
@@ -187,7 +192,8 @@ PyDoc_STRVAR(copy_available_doc,
              "copy_available(kind, device=0)\n--\n\n"
              "Whether a kind of Copy can work here: built in, and such a device is there.");
 
-static PyObject *module_copy_available(PyObject *module, PyObject *const *args, Py_ssize_t arg_count)
+static PyObject *
+module_copy_available(PyObject *module, PyObject *const *args, Py_ssize_t arg_count)
 {
     (void)module;
     if (!kvist_binding_args("copy_available", arg_count, 1, 2))
@@ -199,9 +205,9 @@ static PyObject *module_copy_available(PyObject *module, PyObject *const *args, 
     if (kind < KVIST_COPY_HOST || kind > KVIST_COPY_STAGED || device < 0 || device > INT32_MAX)
         Py_RETURN_FALSE;
     bool available;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     available = kvist_copy_available((enum kvist_copy_kind)kind, (int)device);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     return PyBool_FromLong(available);
 }
 
@@ -254,8 +260,8 @@ static int add_types(PyObject *module, struct kvist_binding_state *state)
     state->takes = kvist_binding_takes_type(module);
     state->copy = kvist_binding_copy_type(module);
     state->layout = kvist_binding_layout_type(module);
-    PyTypeObject *types[] = {state->client, state->pool, state->leases,
-                             state->takes,  state->copy, state->layout};
+    PyTypeObject *types[] = {
+        state->client, state->pool, state->leases, state->takes, state->copy, state->layout};
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (!types[i] || PyModule_AddType(module, types[i]) != 0)
             return -1;
@@ -270,7 +276,9 @@ static int module_exec(PyObject *module)
     if (!names)
         return -1;
     state->error = PyErr_NewExceptionWithDoc(
-        "kvist.Error", "A call of libkvist failed; `status` is its name, as in status.h.", NULL,
+        "kvist.Error",
+        "A call of libkvist failed; `status` is its name, as in status.h.",
+        NULL,
         names);
     Py_DECREF(names);
     if (!state->error || PyModule_AddObjectRef(module, "Error", state->error) != 0)

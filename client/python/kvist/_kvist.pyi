@@ -133,7 +133,7 @@ class Leases:
 
 @final
 class Takes:
-    """Taken slots. Must be committed or untaken: dropping them keeps them until the session ends."""
+    """Taken slots. To be committed or untaken: dropped ones stay taken until the session ends."""
 
     def __len__(self) -> int: ...
     @property

@@ -23,9 +23,9 @@ struct kvist_pool *kvist_binding_pool_handle(struct kvist_pool_object *pool)
             statement;                                                                             \
         } else {                                                                                   \
             (self)->client->busy++;                                                                \
-            Py_BEGIN_ALLOW_THREADS                                                                 \
+            PyThreadState *gil = PyEval_SaveThread();                                              \
             statement;                                                                             \
-            Py_END_ALLOW_THREADS                                                                   \
+            PyEval_RestoreThread(gil);                                                             \
             (self)->client->busy--;                                                                \
         }                                                                                          \
     } while (0)
@@ -69,8 +69,10 @@ static enum kvist_status probe_all(const struct key_call *call, uint8_t *out)
 {
     enum kvist_status status = KVIST_OK;
     for (size_t done = 0; done < call->count && status == KVIST_OK; done += KVIST_KEYS_MAX)
-        status = kvist_pool_probe(call->handle, call->first + done * KVIST_KEY_BYTES,
-                                  batch_of(call->count - done), out + done);
+        status = kvist_pool_probe(call->handle,
+                                  call->first + done * KVIST_KEY_BYTES,
+                                  batch_of(call->count - done),
+                                  out + done);
     return status;
 }
 
@@ -109,8 +111,12 @@ static enum kvist_status acquire_run(const struct key_call *call,
     size_t held = 0;
     while (held < call->count && stop == KVIST_PROBE_READY && status == KVIST_OK) {
         size_t made = 0;
-        status = kvist_pool_acquire(call->handle, call->first + held * KVIST_KEY_BYTES,
-                                    batch_of(call->count - held), leases + held, &made, &stop);
+        status = kvist_pool_acquire(call->handle,
+                                    call->first + held * KVIST_KEY_BYTES,
+                                    batch_of(call->count - held),
+                                    leases + held,
+                                    &made,
+                                    &stop);
         if (made > 0 && leases[held].instance != leases[0].instance) {
             kvist_pool_release(call->handle, leases + held, made);
             stop = KVIST_PROBE_MISS;
@@ -188,9 +194,10 @@ static PyObject *pool_touch(PyObject *object, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(pool_prefetch_doc,
-             "prefetch(keys, start=0, stop=None)\n--\n\n"
-             "Ask the daemon to bring blocks from NVMe. Posted. False: not all could be asked for.");
+PyDoc_STRVAR(
+    pool_prefetch_doc,
+    "prefetch(keys, start=0, stop=None)\n--\n\n"
+    "Ask the daemon to bring blocks from NVMe. Posted. False: not all could be asked for.");
 
 static PyObject *pool_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
@@ -200,16 +207,17 @@ static PyObject *pool_prefetch(PyObject *object, PyObject *const *args, Py_ssize
         return NULL;
     enum kvist_status status = KVIST_OK;
     for (size_t done = 0; done < call.count && status == KVIST_OK; done += KVIST_KEYS_MAX)
-        status = kvist_pool_prefetch(call.handle, call.first + done * KVIST_KEY_BYTES,
-                                     batch_of(call.count - done));
+        status = kvist_pool_prefetch(
+            call.handle, call.first + done * KVIST_KEY_BYTES, batch_of(call.count - done));
     kvist_binding_keys_free(&call.keys);
     return PyBool_FromLong(status == KVIST_OK);
 }
 
-PyDoc_STRVAR(pool_take_doc,
-             "take(count)\n--\n\n"
-             "Take up to `count` granted slots to fill; fewer, down to 0, when there are no more or\n"
-             "the daemon is away. To be given back by commit() or untake().");
+PyDoc_STRVAR(
+    pool_take_doc,
+    "take(count)\n--\n\n"
+    "Take up to `count` granted slots to fill; fewer, down to 0, when there are no more or\n"
+    "the daemon is away. To be given back by commit() or untake().");
 
 static PyObject *pool_take(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
@@ -258,9 +266,9 @@ static PyObject *pool_wait(PyObject *object, PyObject *const *args, Py_ssize_t a
         return NULL;
     enum kvist_status status;
     self->client->busy++;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     status = kvist_pool_wait(handle, timeout_us, &err);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     self->client->busy--;
     if (status != KVIST_OK)
         return kvist_binding_raise(object, status, &err);
@@ -316,10 +324,11 @@ static PyObject *pool_slot_address(PyObject *object, PyObject *const *args, Py_s
     return PyLong_FromVoidPtr(address);
 }
 
-PyDoc_STRVAR(pool_mark_doc,
-             "mark(takes)\n--\n\n"
-             "Set this rank's fill marks: its bytes of these slots are there. `takes`: n*TAKE_BYTES\n"
-             "from Takes.tobytes(). Returns how many could not be marked.");
+PyDoc_STRVAR(
+    pool_mark_doc,
+    "mark(takes)\n--\n\n"
+    "Set this rank's fill marks: its bytes of these slots are there. `takes`: n*TAKE_BYTES\n"
+    "from Takes.tobytes(). Returns how many could not be marked.");
 
 static PyObject *pool_mark(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
@@ -355,8 +364,8 @@ static void verify_all(struct kvist_pool *handle,
         memcpy(&slot, slots + i * sizeof(slot), sizeof(slot));
         const void *address = kvist_pool_slot_address(handle, instance, slot);
         enum kvist_status status =
-            address ? kvist_pool_verify(handle, keys + i * KVIST_KEY_BYTES, instance, slot, address,
-                                        block_bytes)
+            address ? kvist_pool_verify(
+                          handle, keys + i * KVIST_KEY_BYTES, instance, slot, address, block_bytes)
                     : KVIST_STALE;
         out[i] = (char)status;
     }
@@ -392,9 +401,9 @@ static PyObject *pool_verify(PyObject *object, PyObject *const *args, Py_ssize_t
         goto free_keys;
     char *out = PyBytes_AsString(result);
     self->client->busy++;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *gil = PyEval_SaveThread();
     verify_all(handle, keys.data, slots, keys.count, instance, block_bytes, out);
-    Py_END_ALLOW_THREADS
+    PyEval_RestoreThread(gil);
     self->client->busy--;
 free_keys:
     kvist_binding_keys_free(&keys);
@@ -415,7 +424,11 @@ static PyObject *pool_close(PyObject *object, PyObject *none)
         Py_RETURN_NONE;
     if (self->held > 0 || self->client->busy > 0) {
         struct kvist_error err = KVIST_ERROR_INIT;
-        kvist_error_set(&err, KVIST_BUSY, 0, "pool", "%zu leases and takes are held, or a call runs",
+        kvist_error_set(&err,
+                        KVIST_BUSY,
+                        0,
+                        "pool",
+                        "%zu leases and takes are held, or a call runs",
                         self->held);
         return kvist_binding_raise(object, KVIST_BUSY, &err);
     }
