@@ -42,8 +42,8 @@ static void free_segment(struct kvist_segment *segment)
 static void populate_run(struct kvist_job *job)
 {
     struct kvist_segment *segment = (struct kvist_segment *)job;
-    segment->populate_status = kvist_memfd_populate(
-        segment->map, segment->bytes, &segment->pool->store->stop, NULL);
+    segment->populate_status =
+        kvist_memfd_populate(segment->map, segment->bytes, &segment->pool->store->stop, NULL);
 }
 
 static void populate_done(struct kvist_job *job)
@@ -100,8 +100,7 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     if (status != KVIST_OK) {
         return status;
     }
-    status =
-        kvist_memfd_map(segment->fd, segment->bytes, KVIST_MEMFD_WRITE, &segment->map, NULL);
+    status = kvist_memfd_map(segment->fd, segment->bytes, KVIST_MEMFD_WRITE, &segment->map, NULL);
     if (status != KVIST_OK) {
         goto close_fd;
     }

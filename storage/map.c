@@ -116,9 +116,8 @@ void kvist_map_read(const struct kvist_map *map,
     KVIST_CHECK(consistent);
 }
 
-static void write_here(struct kvist_map *map,
-                       uint32_t position,
-                       const struct kvist_entry_copy *entry)
+static void
+write_here(struct kvist_map *map, uint32_t position, const struct kvist_entry_copy *entry)
 {
     uint32_t before = state_of(map, position);
     if (before == KVIST_ENTRY_TOMBSTONE) {
@@ -153,9 +152,7 @@ static void mirror(struct kvist_map *map, const struct kvist_entry_copy *entry)
     }
 }
 
-void kvist_map_write(struct kvist_map *map,
-                     uint32_t position,
-                     const struct kvist_entry_copy *entry)
+void kvist_map_write(struct kvist_map *map, uint32_t position, const struct kvist_entry_copy *entry)
 {
     KVIST_CHECK(position < map->capacity && entry->state != KVIST_ENTRY_EMPTY);
     write_here(map, position, entry);
@@ -239,9 +236,8 @@ static void copy_tables(const struct kvist_map *source, struct kvist_map *target
     }
 }
 
-static enum kvist_status begin_growth(struct kvist_map *map,
-                                      uint32_t serial,
-                                      struct kvist_error *err)
+static enum kvist_status
+begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err)
 {
     bool twice = (uint64_t)map->live * 10 > (uint64_t)map->capacity * 3;
     if (twice && map->capacity > UINT32_MAX / 4) {

@@ -6,9 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-static void write_header(struct kvist_page_header *header,
-                         const uint8_t session_id[16],
-                         uint32_t rank_count)
+static void
+write_header(struct kvist_page_header *header, const uint8_t session_id[16], uint32_t rank_count)
 {
     header->layout_version = KVIST_LAYOUT_VERSION;
     header->header_bytes = KVIST_HEADER_BYTES;

@@ -5,13 +5,14 @@
  * Threads     the loop thread
  * Limits      slot_max slots, allocated at creation: no call allocates
  * Invariants  a slot is in the policy exactly while it is READY
- * Source      LRU; the interface also fits S3-FIFO and ARC-like policies: they see inserts, touches,
- *             removals with the key's tag for ghost lists, and propose victims
+ * Source      LRU; the interface also fits S3-FIFO and ARC-like policies: they see inserts,
+ * touches, removals with the key's tag for ghost lists, and propose victims
  */
 #ifndef KVIST_STORAGE_POLICY_H
 #define KVIST_STORAGE_POLICY_H
 
 #include <kvist/status.h>
+
 #include <stdint.h>
 
 struct kvist_policy;

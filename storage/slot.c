@@ -13,8 +13,7 @@ static void set_state(struct kvist_store_pool *pool, uint32_t slot, enum kvist_s
     pool->states[slot] = (uint8_t)state;
     pool->counts[state]++;
     segment->counts[state]++;
-    atomic_store_explicit(
-        &pool->map.slots[slot].state, (uint32_t)state, memory_order_release);
+    atomic_store_explicit(&pool->map.slots[slot].state, (uint32_t)state, memory_order_release);
 }
 
 static void push_free(struct kvist_store_pool *pool, uint32_t slot)
@@ -112,8 +111,7 @@ uint32_t kvist_slot_take(struct kvist_store_pool *pool,
 
 void kvist_slot_prepare(struct kvist_store_pool *pool, uint32_t slot, uint64_t block_bytes)
 {
-    atomic_store_explicit(
-        &pool->map.slots[slot].block_bytes, block_bytes, memory_order_relaxed);
+    atomic_store_explicit(&pool->map.slots[slot].block_bytes, block_bytes, memory_order_relaxed);
 }
 
 void kvist_slot_publish(struct kvist_store_pool *pool,

@@ -1,13 +1,12 @@
 /*
  * spill - checksums, and blocks on their way to NVMe.
  *
- * Role        takes a checksum after each commit at idle priority. The tier compares a block's bytes
- *             with it before it writes them; what changed since is dropped. A block that has none
- *             yet gets one first, at normal priority. A block stays READY while it is written; its
- *             slot is pinned. Save: what is hot and in DRAM alone, then a sync.
- * Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which
- *             is then taken at the spill
- * Errors      a write that fails marks the block: it will go without a copy, and be counted
+ * Role        takes a checksum after each commit at idle priority. The tier compares a block's
+ * bytes with it before it writes them; what changed since is dropped. A block that has none yet
+ * gets one first, at normal priority. A block stays READY while it is written; its slot is pinned.
+ * Save: what is hot and in DRAM alone, then a sync. Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX
+ * in flight; a full queue skips the checksum, which is then taken at the spill Errors      a write
+ * that fails marks the block: it will go without a copy, and be counted
  */
 #include "proto/key/key.h"
 #include "storage/internal.h"
@@ -333,8 +332,7 @@ static uint64_t list_pool(struct kvist_save *save, struct kvist_store_pool *pool
     return bytes;
 }
 
-enum kvist_status
-kvist_store_save(struct kvist_store *store, kvist_store_done_fn *done, void *ctx)
+enum kvist_status kvist_store_save(struct kvist_store *store, kvist_store_done_fn *done, void *ctx)
 {
     KVIST_CHECK(store->magic == STORE_MAGIC);
     if (store->tier == NULL) {

@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#define DUTY_THREADS     2U
-#define JOBS_PER_TURN    64U
-#define CHECKSUM_MAX     (KVIST_SUMS_MAX / 4)
-#define RANDOM_ID_SHIFT  2U /* leaves room to count up */
+#define DUTY_THREADS    2U
+#define JOBS_PER_TURN   64U
+#define CHECKSUM_MAX    (KVIST_SUMS_MAX / 4)
+#define RANDOM_ID_SHIFT 2U /* leaves room to count up */
 
 static enum kvist_status check_options(const struct kvist_store_options *options,
                                        struct kvist_error *err)
@@ -53,12 +53,8 @@ static enum kvist_status allocate(struct kvist_store *store)
 
 static enum kvist_status start_workers(struct kvist_store *store, struct kvist_error *err)
 {
-    enum kvist_status status = kvist_workers_create("kvist-sum",
-                                                    store->options.checksum_threads,
-                                                    true,
-                                                    KVIST_SUMS_MAX,
-                                                    &store->idle,
-                                                    err);
+    enum kvist_status status = kvist_workers_create(
+        "kvist-sum", store->options.checksum_threads, true, KVIST_SUMS_MAX, &store->idle, err);
     if (status == KVIST_OK) {
         status = kvist_workers_create(
             "kvist-spill", DUTY_THREADS, false, KVIST_SPILLS_MAX, &store->duty, err);
@@ -195,8 +191,7 @@ static void turn_sessions(struct kvist_store *store)
     /* Another one comes first each time, so that none starves when slots are short. */
     uint32_t first = store->session_turn++ % KVIST_SESSIONS_MAX;
     for (uint32_t step = 0; step < KVIST_SESSIONS_MAX; step++) {
-        struct kvist_store_session *session =
-            store->sessions[(first + step) % KVIST_SESSIONS_MAX];
+        struct kvist_store_session *session = store->sessions[(first + step) % KVIST_SESSIONS_MAX];
         if (session != NULL) {
             kvist_session_top_up(session);
             kvist_session_tell_promoted(session);

@@ -10,11 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SLOT_BYTES (64ULL << 10)
-#define ARENA      (16ULL << 20) /* 256 slots */
-#define UNIVERSE   400U          /* keys that readers look for */
-#define READERS    2U
-#define ROUNDS     1500U
+#define SLOT_BYTES  (64ULL << 10)
+#define ARENA       (16ULL << 20) /* 256 slots */
+#define UNIVERSE    400U          /* keys that readers look for */
+#define READERS     2U
+#define ROUNDS      1500U
 #define HITS_WANTED 200U
 
 static struct kvist_store *store;
@@ -84,8 +84,8 @@ static uint64_t ref_of(uint64_t number)
     kvist_test_key(number, key);
     const struct kvist_index_entry *index =
         (const void *)((const char *)mine->map + mine->header.index_offset);
-    uint32_t at = kvist_index_find(
-        index, mine->header.index_capacity, mine->header.index_seed, key, &copy);
+    uint32_t at =
+        kvist_index_find(index, mine->header.index_capacity, mine->header.index_seed, key, &copy);
     return at == KVIST_ENTRY_NONE ? 0 : kvist_slot_ref(0, copy.slot);
 }
 
@@ -212,12 +212,10 @@ static void *read_blocks(void *ctx)
 static void evict_all_the_time(struct race *race)
 {
     unsigned seed = 5;
-    for (unsigned round = 0;
-         round < ROUNDS || (race->hits < HITS_WANTED && round < 50 * ROUNDS);
+    for (unsigned round = 0; round < ROUNDS || (race->hits < HITS_WANTED && round < 50 * ROUNDS);
          round++) {
         for (unsigned put = 0; put < 8; put++) {
-            (void)kvist_test_engine_put(
-                engine, 0, (uint64_t)rand_r(&seed) % UNIVERSE, SLOT_BYTES);
+            (void)kvist_test_engine_put(engine, 0, (uint64_t)rand_r(&seed) % UNIVERSE, SLOT_BYTES);
         }
         kvist_test_advance(store, 0);
         if (round % 20 == 0) {
@@ -296,8 +294,7 @@ int main(void)
 {
     static const struct kvist_unit_case cases[] = {
         {"touched blocks stay", touched_blocks_stay},
-        {"leaves go before the prefix of their batch",
-         leaves_go_before_the_prefix_of_their_batch},
+        {"leaves go before the prefix of their batch", leaves_go_before_the_prefix_of_their_batch},
         {"leased blocks are taken back", leased_blocks_are_taken_back},
         {"a pool leased whole recovers", a_pool_leased_whole_grants_nothing_and_recovers},
         {"threads that race never see a change", threads_that_race_never_see_a_change},

@@ -84,8 +84,8 @@ static void its_header_is_valid_and_readers_cannot_write(void)
     KVIST_TEST_TRUE(kvist_map_header_check(&header, map.bytes));
     KVIST_TEST_EQUAL(header.generation, 3);
     void *peer = NULL;
-    KVIST_TEST_TRUE(
-        kvist_memfd_map(map.read_only_fd, map.bytes, KVIST_MEMFD_WRITE, &peer, NULL) != KVIST_OK);
+    KVIST_TEST_TRUE(kvist_memfd_map(map.read_only_fd, map.bytes, KVIST_MEMFD_WRITE, &peer, NULL) !=
+                    KVIST_OK);
 }
 
 static void tombstones_go_when_nothing_lies_behind(void)
@@ -176,14 +176,14 @@ static void growth_keeps_all_and_says_moved(void)
     atomic_store(&map.segments[1].serial, 5);
     void *old = NULL;
     uint64_t old_bytes = map.bytes;
-    KVIST_TEST_FATAL(
-        kvist_memfd_map(map.read_only_fd, map.bytes, KVIST_MEMFD_READ, &old, NULL) == KVIST_OK);
+    KVIST_TEST_FATAL(kvist_memfd_map(map.read_only_fd, map.bytes, KVIST_MEMFD_READ, &old, NULL) ==
+                     KVIST_OK);
 
     kvist_fault_arm("memfd.create", 1, false);
     moving_count = 0;
     bool moved = false;
-    KVIST_TEST_TRUE(
-        kvist_map_grow(&map, 2, 100000, note_positions, &map, &moved, NULL) != KVIST_OK);
+    KVIST_TEST_TRUE(kvist_map_grow(&map, 2, 100000, note_positions, &map, &moved, NULL) !=
+                    KVIST_OK);
     (void)kvist_fault_disarm();
     KVIST_TEST_EQUAL(moving_count, 0);
     KVIST_TEST_TRUE(!moved && map.next == NULL);
@@ -214,8 +214,8 @@ static void what_changes_while_it_grows_changes_in_both(void)
         KVIST_TEST_TRUE(insert(number) != KVIST_ENTRY_NONE);
     }
     bool moved = false;
-    KVIST_TEST_STATUS(
-        kvist_map_grow(&map, 2, CAPACITY / 2, note_positions, &map, &moved, NULL), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_map_grow(&map, 2, CAPACITY / 2, note_positions, &map, &moved, NULL),
+                      KVIST_OK);
     for (uint64_t number = 0; number < 100; number++) {
         kvist_map_remove(&map, find(number));
         KVIST_TEST_TRUE(insert(1000 + number) != KVIST_ENTRY_NONE);
@@ -226,8 +226,8 @@ static void what_changes_while_it_grows_changes_in_both(void)
         kvist_map_write(&map, position, &entry);
         KVIST_TEST_TRUE(kvist_map_check(&map) == NULL);
     }
-    KVIST_TEST_STATUS(
-        kvist_map_grow(&map, 2, CAPACITY / 2, note_positions, &map, &moved, NULL), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_map_grow(&map, 2, CAPACITY / 2, note_positions, &map, &moved, NULL),
+                      KVIST_OK);
     KVIST_TEST_TRUE(moved);
     KVIST_TEST_EQUAL(map.live, 640);
     for (uint64_t number = 0; number < 100; number++) {
@@ -238,8 +238,7 @@ static void what_changes_while_it_grows_changes_in_both(void)
         KVIST_TEST_EQUAL(entry.extent, number + 1);
     }
     /* A clear ends a growth that is under way. */
-    KVIST_TEST_STATUS(
-        kvist_map_grow(&map, 2, 10, note_positions, &map, &moved, NULL), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_map_grow(&map, 2, 10, note_positions, &map, &moved, NULL), KVIST_OK);
     KVIST_TEST_TRUE(!moved && map.next != NULL);
     KVIST_TEST_EQUAL(kvist_map_clear(&map), 640);
     KVIST_TEST_TRUE(map.next == NULL);
@@ -257,8 +256,8 @@ static void it_agrees_with_a_model(void)
         int bias = step < 20000 ? 3 : (step < 40000 ? 1 : 2);
         if (kvist_map_wants_growth(&map)) {
             bool moved = false;
-            KVIST_TEST_FATAL(
-                kvist_map_grow(&map, step, 7, note_positions, &map, &moved, NULL) == KVIST_OK);
+            KVIST_TEST_FATAL(kvist_map_grow(&map, step, 7, note_positions, &map, &moved, NULL) ==
+                             KVIST_OK);
             growths += moved;
         }
         if (!present[number] && rand() % 4 < bias) {
@@ -286,8 +285,7 @@ static void it_agrees_with_a_model(void)
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
-        {"its header is valid, readers cannot write",
-         its_header_is_valid_and_readers_cannot_write},
+        {"its header is valid, readers cannot write", its_header_is_valid_and_readers_cannot_write},
         {"tombstones go when nothing lies behind", tombstones_go_when_nothing_lies_behind},
         {"hiding can be undone", hiding_can_be_undone},
         {"a full run refuses", a_full_run_refuses},

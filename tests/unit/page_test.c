@@ -16,8 +16,8 @@ static void setup(void)
 {
     static const uint8_t id[16] = {1, 2, 3};
     KVIST_TEST_FATAL(kvist_page_init(id, 2, 7, &page, NULL) == KVIST_OK);
-    KVIST_TEST_FATAL(
-        kvist_memfd_map(page.fd, page.bytes, KVIST_MEMFD_WRITE, &peer, NULL) == KVIST_OK);
+    KVIST_TEST_FATAL(kvist_memfd_map(page.fd, page.bytes, KVIST_MEMFD_WRITE, &peer, NULL) ==
+                     KVIST_OK);
     memcpy(&geometry, peer, sizeof(geometry));
 }
 
@@ -60,11 +60,11 @@ static void marks_and_mapped_need_every_rank(void)
     _Atomic uint32_t *mapped = (void *)((char *)peer + geometry.mapped_offset);
     uint32_t at = (KVIST_SESSION_POOLS_MAX - 1) * KVIST_SEGMENTS_MAX + KVIST_SEGMENTS_MAX - 1;
     mapped[at] = 9;
-    KVIST_TEST_TRUE(!kvist_page_has_mapped(
-        &page, KVIST_SESSION_POOLS_MAX - 1, KVIST_SEGMENTS_MAX - 1, 9));
+    KVIST_TEST_TRUE(
+        !kvist_page_has_mapped(&page, KVIST_SESSION_POOLS_MAX - 1, KVIST_SEGMENTS_MAX - 1, 9));
     mapped[KVIST_SESSION_POOLS_MAX * KVIST_SEGMENTS_MAX + at] = 9;
-    KVIST_TEST_TRUE(kvist_page_has_mapped(
-        &page, KVIST_SESSION_POOLS_MAX - 1, KVIST_SEGMENTS_MAX - 1, 9));
+    KVIST_TEST_TRUE(
+        kvist_page_has_mapped(&page, KVIST_SESSION_POOLS_MAX - 1, KVIST_SEGMENTS_MAX - 1, 9));
 }
 
 static void touches_are_lossy_and_bounded(void)
@@ -146,8 +146,7 @@ int main(void)
         {"its header is valid", its_header_is_valid},
         {"marks and mapped need every rank", marks_and_mapped_need_every_rank},
         {"touches are lossy and bounded", touches_are_lossy_and_bounded},
-        {"what the header says later is not believed",
-         what_the_header_says_later_is_not_believed},
+        {"what the header says later is not believed", what_the_header_says_later_is_not_believed},
         {"a hostile page harms nobody else", a_hostile_page_harms_nobody_else},
     };
     return kvist_unit_main("page", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);

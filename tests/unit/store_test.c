@@ -247,15 +247,14 @@ static void grants_need_all_ranks_and_are_bounded(void)
     KVIST_TEST_FATAL(kvist_test_engine_take(alone, ordinal, &a));
     KVIST_TEST_FATAL(kvist_test_engine_take(alone, ordinal, &b));
     KVIST_TEST_TRUE(a.ticket != b.ticket && a.reservation != b.reservation && a.slot != b.slot);
-    KVIST_TEST_STATUS(
-        kvist_store_return(alone->session, ordinal, a.slot, a.ticket, a.reservation), KVIST_OK);
-    KVIST_TEST_STATUS(
-        kvist_store_return(alone->session, ordinal, a.slot, a.ticket, a.reservation),
-        KVIST_NOT_FOUND);
+    KVIST_TEST_STATUS(kvist_store_return(alone->session, ordinal, a.slot, a.ticket, a.reservation),
+                      KVIST_OK);
+    KVIST_TEST_STATUS(kvist_store_return(alone->session, ordinal, a.slot, a.ticket, a.reservation),
+                      KVIST_NOT_FOUND);
     KVIST_TEST_STATUS(kvist_store_return(alone->session, ordinal, a.slot, a.ticket, 1),
                       KVIST_INVALID);
-    KVIST_TEST_STATUS(
-        kvist_store_return(alone->session, 9, a.slot, a.ticket, a.reservation), KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_store_return(alone->session, 9, a.slot, a.ticket, a.reservation),
+                      KVIST_INVALID);
     kvist_test_settle(store);
     kvist_test_engine_close(&deaf);
     kvist_test_engine_close(&other);
@@ -382,11 +381,8 @@ static void a_second_pool_gets_its_share(void)
     /* Returned grants leave segments without any. */
     struct kvist_store_grant grant;
     while (kvist_test_engine_take(first, ordinal, &grant)) {
-        KVIST_TEST_STATUS(kvist_store_return(first->session,
-                                             ordinal,
-                                             grant.slot,
-                                             grant.ticket,
-                                             grant.reservation),
+        KVIST_TEST_STATUS(kvist_store_return(
+                              first->session, ordinal, grant.slot, grant.ticket, grant.reservation),
                           KVIST_OK);
     }
     struct kvist_test_engine *second = kvist_test_engine_open(store, 2, 1);
@@ -439,20 +435,20 @@ static void places_in_a_session_are_bounded(void)
     struct kvist_store_session *again = NULL;
     KVIST_TEST_STATUS(kvist_store_session_open(store, id, 2, &again, NULL), KVIST_EXISTS);
     struct kvist_store_process *process = NULL;
-    KVIST_TEST_STATUS(
-        kvist_store_process_open(session, false, true, 2, NULL, &process, NULL), KVIST_INVALID);
-    KVIST_TEST_STATUS(
-        kvist_store_process_open(session, true, false, 0, NULL, &process, NULL), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, false, true, 2, NULL, &process, NULL),
+                      KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, true, false, 0, NULL, &process, NULL),
+                      KVIST_OK);
     struct kvist_store_process *other = NULL;
-    KVIST_TEST_STATUS(
-        kvist_store_process_open(session, true, false, 0, NULL, &other, NULL), KVIST_EXISTS);
-    KVIST_TEST_STATUS(
-        kvist_store_process_open(session, false, true, 1, NULL, &other, NULL), KVIST_OK);
-    KVIST_TEST_STATUS(
-        kvist_store_process_open(session, false, true, 1, NULL, &other, NULL), KVIST_EXISTS);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, true, false, 0, NULL, &other, NULL),
+                      KVIST_EXISTS);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, false, true, 1, NULL, &other, NULL),
+                      KVIST_OK);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, false, true, 1, NULL, &other, NULL),
+                      KVIST_EXISTS);
     kvist_store_process_close(&process);
-    KVIST_TEST_STATUS(
-        kvist_store_process_open(session, true, false, 0, NULL, &process, NULL), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, true, false, 0, NULL, &process, NULL),
+                      KVIST_OK);
     uint32_t ordinal = 0;
     for (uint8_t number = 0; number < KVIST_SESSION_POOLS_MAX; number++) {
         struct kvist_store_pool *pool = kvist_test_pool_open(store, number, SLOT_BYTES);
@@ -497,12 +493,12 @@ static bool live_once(void)
     struct kvist_store_options options = kvist_test_options(ARENA);
     struct kvist_test_engine silent = {.maps_nothing = true};
     struct kvist_test_member member = {.engine = &silent};
-    bool whole = kvist_store_open(&options, &other, NULL) == KVIST_OK &&
-                 kvist_store_pool_open(other, &about, &pool, NULL) == KVIST_OK &&
-                 kvist_store_session_open(other, id, 1, &session, NULL) == KVIST_OK &&
-                 kvist_store_process_open(session, true, true, 0, &member, &process, NULL) ==
-                     KVIST_OK &&
-                 kvist_store_attach(process, pool, false, &ordinal, NULL) == KVIST_OK;
+    bool whole =
+        kvist_store_open(&options, &other, NULL) == KVIST_OK &&
+        kvist_store_pool_open(other, &about, &pool, NULL) == KVIST_OK &&
+        kvist_store_session_open(other, id, 1, &session, NULL) == KVIST_OK &&
+        kvist_store_process_open(session, true, true, 0, &member, &process, NULL) == KVIST_OK &&
+        kvist_store_attach(process, pool, false, &ordinal, NULL) == KVIST_OK;
     if (other != NULL) {
         kvist_test_settle(other);
         struct kvist_store_stats stats;
