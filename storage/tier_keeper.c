@@ -426,7 +426,8 @@ static bool purge_start(struct kvist_tier *tier)
     uint32_t count = atomic_load(&tier->pool_count);
     for (uint32_t index = 0; index < count; index++) {
         struct kvist_tier_known_pool *known = tier->pools[index];
-        if (known->purge) {
+        /* Not before the clear is durable: until then a crash brings all of it back, or none. */
+        if (known->purge && known->puts_in_flight == 0 && !known->unsaved) {
             known->purge = false;
             tier->keeper->step = KVIST_TIER_STEP_PURGE;
             tier->keeper->pool = known;
