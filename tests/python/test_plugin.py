@@ -272,8 +272,9 @@ def test_failed_blocks_of_one_rank_are_given_back(make_rig) -> None:
     reports = rig.run()
     number = output.store_spec.transfer
     assert reports[number] == Report(2, frozenset(), frozenset())
-    reports[number] = reports[number]._replace(failed=frozenset({1, 4}))
-    rig.manager.on_reports(reports)
+    # The ranks end in different steps.
+    rig.manager.on_reports({number: Report(1, frozenset({1, 4}), frozenset())})
+    rig.manager.on_reports({number: Report(1, frozenset(), frozenset())})
     rig.manager.complete_store(set(keys), context)
     pool, packed = rig.manager._pools[0], kvist.pack_keys(keys, 4)
     want = [kvist.READY, kvist.MISS, kvist.READY, kvist.READY, kvist.MISS]
@@ -371,7 +372,7 @@ def test_wait_ends_jobs_and_knows_no_others(make_rig) -> None:
     assert result.success and result.transfer_size == 30 * sum(rig.pages)
 
 
-def test_verify_finds_a_flipped_byte(daemon: Daemon, make_rig) -> None:
+def test_verify_finds_a_flipped_byte(daemon: Daemon, make_rig, monkeypatch) -> None:
     rig = make_rig(settings=Settings(socket=daemon.socket, verify=True))
     keys = keys_of(4)
     rig.store_all(keys, range(4))
@@ -395,8 +396,11 @@ def test_verify_finds_a_flipped_byte(daemon: Daemon, make_rig) -> None:
     assert rig.find(context, keys) == 4
     assert rig.load(context, keys, range(20, 24)) == {context.req_id}
     assert torch.equal(rig.tensor(0, 0), before)
-    # From now on it is a miss from that block on, for everyone in this engine.
+    # From now on it is a miss from that block on, for everyone in this engine; not for ever.
     assert rig.find(rig.request(keys), keys) == 2
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 11)
+    assert rig.find(rig.request(keys), keys) == 4
+    monkeypatch.undo()
     counts = rig.manager.get_stats().reduce()
     assert counts["vllm:kvist_corrupt_blocks"] == 1 and counts["vllm:kvist_failed_loads"] == 1
 
@@ -598,6 +602,10 @@ def test_waiting_for_nvme_ends(nvme: Daemon) -> None:
     # The next request does not wait for a daemon that brought nothing.
     assert rig.find(rig.request(chains[1]), chains[1]) == 0
     nvme.signal(signal.SIGCONT)
+    packed = kvist.pack_keys(chains[0], 4)
+    eventually(lambda: pool.probe(packed)[0] == kvist.READY, "what was asked for comes late")
+    assert rig.find(context, chains[0]) == 0  # it would be another plan for a running request
+    assert rig.find(rig.request(chains[0]), chains[0]) > 0
     rig.close()
 
 

@@ -49,6 +49,8 @@ STALL_SHARE = 0.25
 # After a promotion that never came: how long NVMe hits are misses, doubling up to the last.
 PAUSE_FIRST_S = 5.0
 PAUSE_LAST_S = 60.0
+# How long a block that failed verification is a miss, unless it is seen to be gone before.
+CORRUPT_S = 10.0
 CORRUPT_KEYS_MAX = 4096
 
 
@@ -117,7 +119,7 @@ class KvistManager(OffloadingManager):
         self._loads: dict[str, Transfer] = {}  # by request: it has one at a time
         self._storing: dict[OffloadKey, Transfer] = {}
         self._next_transfer = 1
-        self._corrupt: set[bytes] = set()
+        self._corrupt: dict[bytes, float] = {}  # kvist's keys, and until when they are misses
         self._step = 0
         self._connected: bool | None = None
         self._open = False  # the daemon has opened all pools of this generation
@@ -205,8 +207,9 @@ class KvistManager(OffloadingManager):
         batch, why = pool.acquire(chain.packed, start, stop)
         made = len(batch)
         if self._corrupt:
+            now = time.monotonic()
             for i in range(made):
-                if chain.key(start + i) in self._corrupt:
+                if self._corrupt.get(chain.key(start + i), 0.0) > now:
                     batch.release(i)
                     made, why = i, kvist.MISS
                     break
@@ -431,6 +434,8 @@ class KvistManager(OffloadingManager):
         if len(takes) == 0:
             return None
         want = want[: len(takes)]
+        for i in want if self._corrupt else ():
+            self._corrupt.pop(packed[i * kvist.KEY_BYTES : (i + 1) * kvist.KEY_BYTES], None)
         before = self._predecessors(request, group, keys, req_context)
         part = TakenPart(
             pool=pool,
@@ -528,8 +533,10 @@ class KvistManager(OffloadingManager):
         self._counts.add("corrupt_blocks", len(indices))
         if len(self._corrupt) >= CORRUPT_KEYS_MAX:
             self._corrupt.clear()
-        keys = [transfer.keys[i] for i in indices if i < len(transfer.keys)]
-        self._corrupt.update(kvist.pack_keys([key], GROUP_BYTES) for key in keys)
+        until_s = time.monotonic() + CORRUPT_S
+        for i in indices:
+            if i < len(transfer.keys):
+                self._corrupt[kvist.pack_keys([transfer.keys[i]], GROUP_BYTES)] = until_s
 
     def _finish(self, transfer: Transfer) -> None:
         self._transfers.pop(transfer.number, None)
