@@ -327,6 +327,12 @@ static enum kvist_status check_prefetch(const Kvist__Wire__Envelope *envelope,
     return KVIST_OK;
 }
 
+static enum kvist_status check_close_pool(const Kvist__Wire__Envelope *envelope,
+                                          struct kvist_error *err)
+{
+    return check_pool(envelope->close_pool->pool, err);
+}
+
 static enum kvist_status check_failure(const Kvist__Wire__Envelope *envelope,
                                        struct kvist_error *err)
 {
@@ -411,6 +417,7 @@ static const struct body_row body_table[] = {
     ROW(COMMIT,        POSTED,  "commit",        check_commit),
     ROW(RETURN_SLOTS,  POSTED,  "return_slots",  check_return),
     ROW(PREFETCH,      POSTED,  "prefetch",      check_prefetch),
+    ROW(CLOSE_POOL,    POSTED,  "close_pool",    check_close_pool),
     ROW(FAILURE,       FAILURE, "failure",       check_failure),
     ROW(HELLO_REPLY,   REPLY,   "hello_reply",   check_hello_reply),
     ROW(POOL_REPLY,    REPLY,   "pool_reply",    check_pool_reply),

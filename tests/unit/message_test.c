@@ -312,6 +312,16 @@ static void prefetch(void)
     REFUSED_WITH(&envelope, keys[KVIST_KEYS_MAX - 1], data(31));
 }
 
+static void close_pool(void)
+{
+    BODY(body, 0, ClosePool, CLOSE_POOL, close_pool);
+    kvist__wire__close_pool__init(&body);
+    body.pool = KVIST_SESSION_POOLS_MAX - 1;
+    accepted(&envelope);
+    REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
+    REFUSED_WITH(&envelope, envelope.id, 7);
+}
+
 /* --- From the daemon ---------------------------------------------------------------------------
  */
 
@@ -719,6 +729,7 @@ int main(void)
         {"commit", commit},
         {"return", return_slots},
         {"prefetch", prefetch},
+        {"close pool", close_pool},
         {"failure", failure},
         {"hello reply", hello_reply},
         {"pool reply", pool_reply},
