@@ -85,11 +85,8 @@ static struct kvist_store_pool *bounded(const struct kvist_store_session *sessio
                                         uint32_t ticket)
 {
     KVIST_CHECK(session->magic == SESSION_MAGIC);
-    if (ordinal >= session->attachment_count || ticket >= KVIST_GRANTS_MAX) {
-        return NULL;
-    }
-    struct kvist_store_pool *pool = session->attachments[ordinal].pool;
-    return slot < pool->slot_max ? pool : NULL;
+    struct kvist_store_pool *pool = kvist_session_pool(session, ordinal);
+    return pool != NULL && ticket < KVIST_GRANTS_MAX && slot < pool->slot_max ? pool : NULL;
 }
 
 enum kvist_status kvist_store_commit(struct kvist_store_session *session,

@@ -100,7 +100,7 @@ static uint32_t count_members(const struct kvist_store_pool *pool,
     uint32_t count = 0;
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
         const struct kvist_store_session *session = pool->store->sessions[index];
-        for (uint32_t ordinal = 0; session != NULL && ordinal < session->attachment_count;
+        for (uint32_t ordinal = 0; session != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
              ordinal++) {
             for (uint32_t member = 0; member < KVIST_PROCESSES_MAX; member++) {
                 const struct kvist_store_process *process = session->processes[member];
@@ -175,17 +175,51 @@ static const char *check_policy(const struct kvist_store_pool *pool)
                : "the retired list is not as long as there are RETIRED slots";
 }
 
+/* The processes of a session that have a loan of an ordinal. */
+static uint32_t count_loans(const struct kvist_store_session *session, uint32_t ordinal)
+{
+    uint32_t count = 0;
+    for (uint32_t member = 0; member < KVIST_PROCESSES_MAX; member++) {
+        const struct kvist_store_process *process = session->processes[member];
+        count += process != NULL && process->loans[ordinal].lent != NULL;
+    }
+    return count;
+}
+
+static const char *check_attachments(const struct kvist_store_session *session,
+                                     const uint32_t granted[KVIST_SESSION_POOLS_MAX])
+{
+    uint32_t count = 0;
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+        const struct kvist_attachment *attachment = &session->attachments[ordinal];
+        bool is_used = attachment->pool != NULL;
+        count += is_used;
+        if (is_used != (count_loans(session, ordinal) > 0) ||
+            is_used != (attachment->serial != 0) || is_used != (attachment->mapped != NULL)) {
+            return "a session's place for a pool is in use, and nobody has a loan, or the reverse";
+        }
+        if (granted[ordinal] != attachment->granted_count) {
+            return "an attachment's grants are not what was counted";
+        }
+    }
+    return count == session->attachment_count ? NULL
+                                              : "a session has not as many pools as were counted";
+}
+
 static const char *check_session(const struct kvist_store_session *session)
 {
     uint32_t granted = 0;
+    uint32_t granted_of[KVIST_SESSION_POOLS_MAX] = {0};
     for (uint32_t ticket = 0; ticket < KVIST_GRANTS_MAX; ticket++) {
         const struct kvist_ticket *entry = &session->tickets[ticket];
         if (entry->slot == KVIST_SLOT_NONE) {
             continue;
         }
         granted++;
+        granted_of[entry->ordinal]++;
         const struct kvist_store_pool *pool = session->attachments[entry->ordinal].pool;
-        if (kvist_slot_state_of(pool, entry->slot) != KVIST_SLOT_GRANTED ||
+        if (pool == NULL ||
+            kvist_slot_state_of(pool, entry->slot) != KVIST_SLOT_GRANTED ||
             pool->slots[entry->slot].ticket != ticket ||
             pool->slots[entry->slot].session != session->index) {
             return "a ticket names a slot that is not granted by it";
@@ -195,7 +229,25 @@ static const char *check_session(const struct kvist_store_session *session)
         granted + session->ticket_free_count != KVIST_GRANTS_MAX) {
         return "a session's grants are not what was counted";
     }
-    return NULL;
+    return check_attachments(session, granted_of);
+}
+
+static const char *check_members(const struct kvist_store_pool *pool)
+{
+    uint32_t sessions = 0;
+    uint32_t writers = 0;
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        const struct kvist_store_session *session = pool->store->sessions[index];
+        for (uint32_t ordinal = 0; session != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
+             ordinal++) {
+            const struct kvist_attachment *attachment = &session->attachments[ordinal];
+            sessions += attachment->pool == pool;
+            writers += attachment->pool == pool && attachment->writes;
+        }
+    }
+    return sessions == pool->session_count && writers == pool->writer_count
+               ? NULL
+               : "a pool has not as many sessions as were counted";
 }
 
 static const char *check_pool(const struct kvist_store_pool *pool, uint64_t *bytes_out)
@@ -203,6 +255,7 @@ static const char *check_pool(const struct kvist_store_pool *pool, uint64_t *byt
     const char *broken = kvist_map_check(&pool->map);
     broken = broken != NULL ? broken : check_entries(pool);
     broken = broken != NULL ? broken : check_segments(pool, bytes_out);
+    broken = broken != NULL ? broken : check_members(pool);
     return broken != NULL ? broken : check_policy(pool);
 }
 

@@ -40,7 +40,7 @@ void kvist_evict_scan(struct kvist_store_pool *pool)
     kvist_lease_fence();
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
         const struct kvist_store_session *session = store->sessions[index];
-        for (uint32_t ordinal = 0; session != NULL && ordinal < session->attachment_count;
+        for (uint32_t ordinal = 0; session != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
              ordinal++) {
             if (session->attachments[ordinal].pool == pool) {
                 flag_leased(pool, &session->page, ordinal);
@@ -56,14 +56,11 @@ static uint64_t see_leases(const struct kvist_store_session *session, uint64_t *
     uint32_t high = kvist_page_lease_high(&session->page);
     for (uint32_t index = 0; index < high; index++) {
         uint64_t ref = kvist_page_lease(&session->page, index);
-        uint64_t ordinal = (ref >> 32) - 1;
         uint32_t slot = (uint32_t)ref;
-        if (ordinal >= session->attachment_count) {
-            continue;
-        }
-        struct kvist_store_pool *pool = session->attachments[ordinal].pool;
-        if (slot >= pool->slot_max || (kvist_slot_state_of(pool, slot) != KVIST_SLOT_READY &&
-                                       kvist_slot_state_of(pool, slot) != KVIST_SLOT_RETIRED)) {
+        struct kvist_store_pool *pool = kvist_session_pool(session, (ref >> 32) - 1);
+        if (pool == NULL || slot >= pool->slot_max ||
+            (kvist_slot_state_of(pool, slot) != KVIST_SLOT_READY &&
+             kvist_slot_state_of(pool, slot) != KVIST_SLOT_RETIRED)) {
             continue;
         }
         uint8_t bit = (uint8_t)(1U << (slot % 8));

@@ -144,9 +144,11 @@ struct kvist_store_pool {
     uint8_t *leased_seen;  /* [slot_max / 8 + 1], for counting */
 };
 
-/* A session's view of a pool; its place in the session is the pool's ordinal. */
+/* A session's view of a pool; its place in the session is the pool's ordinal. It ends when no
+   process of the session has a loan of it, and leaves the place to another pool. */
 struct kvist_attachment {
-    struct kvist_store_pool *pool;
+    struct kvist_store_pool *pool; /* NULL: the place is free */
+    uint32_t serial;               /* names it across turns; 0: the place is free */
     bool writes;
     uint32_t granted_count;
     uint32_t target; /* of grants outstanding */
@@ -173,14 +175,14 @@ struct kvist_store_session {
     struct kvist_page page;
     struct kvist_store_process *processes[KVIST_PROCESSES_MAX];
     struct kvist_attachment attachments[KVIST_SESSION_POOLS_MAX];
-    uint32_t attachment_count;
+    uint32_t attachment_count; /* places in use, in any order */
     uint32_t granted_count;
     uint32_t ticket_free_count;
     uint16_t ticket_free[KVIST_GRANTS_MAX];
     struct kvist_ticket tickets[KVIST_GRANTS_MAX];
 };
 
-/* What a process was lent of one pool. */
+/* What a process was lent of one pool; `lent` NULL: nothing. */
 struct kvist_loan {
     bool attached;
     bool regrant;   /* attached anew: outstanding grants are sent again */
@@ -229,8 +231,8 @@ struct kvist_load {
     uint32_t slot; /* KVIST_SLOT_NONE while it waits for one */
     uint64_t since_us;
     uint32_t session_index;
-    uint32_t session_serial;
     uint32_t ordinal;
+    uint32_t attachment_serial;
     uint8_t key[KVIST_KEY_BYTES];
 };
 
@@ -238,8 +240,8 @@ struct kvist_hold {
     struct kvist_slot_name name;
     uint64_t until_us;
     uint32_t session_index;
-    uint32_t session_serial;
     uint32_t ordinal;
+    uint32_t attachment_serial; /* 0: it has ended */
 };
 
 /* A clear whose caller waits. */
@@ -427,9 +429,18 @@ void kvist_session_top_up(struct kvist_store_session *session);
 void kvist_session_tell_promoted(struct kvist_store_session *session);
 /* Lend, revoke, announce maps: to all members of the pool. */
 void kvist_session_lend(struct kvist_store_pool *pool);
-/* NULL when it has been closed since. */
-struct kvist_store_session *
-kvist_session_resolve(const struct kvist_store *store, uint32_t index, uint32_t serial);
+/* NULL when it has ended since. */
+struct kvist_attachment *kvist_session_attachment(const struct kvist_store *store,
+                                                  uint32_t session_index,
+                                                  uint32_t ordinal,
+                                                  uint32_t serial);
+
+/* The pool of an ordinal that a peer named; NULL when the session has none there. */
+static inline struct kvist_store_pool *
+kvist_session_pool(const struct kvist_store_session *session, uint64_t ordinal)
+{
+    return ordinal < KVIST_SESSION_POOLS_MAX ? session->attachments[ordinal].pool : NULL;
+}
 
 /* --- block.c --------------------------------------------------------------------------------- */
 
@@ -479,9 +490,9 @@ void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot);
 extern const struct kvist_tier_events kvist_promote_events;
 
 void kvist_promote_turn(struct kvist_store *store);
-/* Forget the holds of a session, or of a pool, that goes. */
-void kvist_promote_forget(struct kvist_store *store,
-                          const struct kvist_store_session *session,
-                          const struct kvist_store_pool *pool);
+/* Forget the holds of an attachment that ends. */
+void kvist_promote_forget_holds(struct kvist_store *store, uint32_t attachment_serial);
+/* Forget the promotions that wait for a slot of a pool that goes. */
+void kvist_promote_forget_loads(struct kvist_store *store, const struct kvist_store_pool *pool);
 
 #endif

@@ -208,7 +208,7 @@ void kvist_pool_destroy(struct kvist_store_pool **pool)
     }
     struct kvist_store_pool *old = *pool;
     KVIST_CHECK(old->magic == POOL_MAGIC && old->session_count == 0);
-    kvist_promote_forget(old->store, NULL, old);
+    kvist_promote_forget_loads(old->store, old);
     kvist_arena_free_all(old);
     old->store->pools[old->index] = NULL;
     free_pool(old);

@@ -18,9 +18,8 @@
 
 static struct kvist_attachment *attachment_of(const struct kvist_load *load)
 {
-    struct kvist_store_session *session =
-        kvist_session_resolve(load->store, load->session_index, load->session_serial);
-    return session == NULL ? NULL : &session->attachments[load->ordinal];
+    return kvist_session_attachment(
+        load->store, load->session_index, load->ordinal, load->attachment_serial);
 }
 
 /* held: its place in the session's share is kept until the hold ends. */
@@ -71,8 +70,8 @@ static bool hold(struct kvist_load *load)
         .name = kvist_slot_name_of(load->pool, load->slot),
         .until_us = store->now_us + store->options.hold_us,
         .session_index = load->session_index,
-        .session_serial = load->session_serial,
         .ordinal = load->ordinal,
+        .attachment_serial = load->attachment_serial,
     };
     return true;
 }
@@ -168,9 +167,8 @@ enum step {
 static enum step start_load(struct kvist_load *load)
 {
     struct kvist_store *store = load->store;
-    struct kvist_store_session *session =
-        kvist_session_resolve(store, load->session_index, load->session_serial);
-    bool given_up = session == NULL || store->now_us - load->since_us > KVIST_LOAD_WAIT_US;
+    bool given_up =
+        attachment_of(load) == NULL || store->now_us - load->since_us > KVIST_LOAD_WAIT_US;
     if (load->pool->usable_free == 0 && !given_up) {
         return STEP_WAITS;
     }
@@ -184,7 +182,8 @@ static enum step start_load(struct kvist_load *load)
         refuse(load);
         return STEP_TAKEN;
     }
-    load->slot = kvist_session_take_slot(session, load->ordinal, KVIST_SLOT_LOADING);
+    load->slot = kvist_session_take_slot(
+        store->sessions[load->session_index], load->ordinal, KVIST_SLOT_LOADING);
     if (load->slot == KVIST_SLOT_NONE) {
         return STEP_WAITS;
     }
@@ -213,16 +212,16 @@ static void start_loads(struct kvist_store *store)
 
 static void end_hold(struct kvist_store *store, struct kvist_hold *held)
 {
-    struct kvist_store_session *session =
-        kvist_session_resolve(store, held->session_index, held->session_serial);
+    struct kvist_attachment *attachment = kvist_session_attachment(
+        store, held->session_index, held->ordinal, held->attachment_serial);
     struct kvist_store_pool *pool = kvist_slot_resolve(store, &held->name);
     if (pool != NULL) {
         pool->slots[held->name.slot].flags &= (uint8_t)~KVIST_FLAG_HELD;
     }
-    if (session != NULL) {
-        session->attachments[held->ordinal].waiting_count--;
+    if (attachment != NULL) {
+        attachment->waiting_count--;
     }
-    held->session_serial = 0;
+    held->attachment_serial = 0;
     held->name.pool_serial = 0;
 }
 
@@ -233,10 +232,10 @@ void kvist_promote_turn(struct kvist_store *store)
     }
     while (store->hold_head != store->hold_tail) {
         struct kvist_hold *held = &store->holds[store->hold_head % KVIST_HOLDS_MAX];
-        if (held->session_serial != 0 && held->until_us > store->now_us) {
+        if (held->attachment_serial != 0 && held->until_us > store->now_us) {
             break;
         }
-        if (held->session_serial != 0) {
+        if (held->attachment_serial != 0) {
             end_hold(store, held);
         }
         store->hold_head++;
@@ -244,16 +243,18 @@ void kvist_promote_turn(struct kvist_store *store)
     start_loads(store);
 }
 
-void kvist_promote_forget(struct kvist_store *store,
-                          const struct kvist_store_session *session,
-                          const struct kvist_store_pool *pool)
+void kvist_promote_forget_holds(struct kvist_store *store, uint32_t attachment_serial)
 {
-    for (uint32_t at = store->hold_head; session != NULL && at != store->hold_tail; at++) {
+    for (uint32_t at = store->hold_head; at != store->hold_tail; at++) {
         struct kvist_hold *held = &store->holds[at % KVIST_HOLDS_MAX];
-        if (held->session_serial == session->serial) {
+        if (held->attachment_serial == attachment_serial) {
             end_hold(store, held);
         }
     }
+}
+
+void kvist_promote_forget_loads(struct kvist_store *store, const struct kvist_store_pool *pool)
+{
     struct kvist_load **link = &store->load_first;
     store->load_last = NULL;
     while (*link != NULL) {
@@ -276,13 +277,13 @@ static bool is_leased(const struct kvist_store_pool *pool, uint32_t slot)
 }
 
 /* A hold has served once its session has leased the block. */
-static void end_leased_holds(struct kvist_store_session *session)
+static void end_leased_holds(struct kvist_store_session *session, uint32_t ordinal)
 {
     struct kvist_store *store = session->store;
     (void)kvist_evict_count_leases(store, session);
     for (uint32_t at = store->hold_head; at != store->hold_tail; at++) {
         struct kvist_hold *held = &store->holds[at % KVIST_HOLDS_MAX];
-        if (held->session_serial != session->serial) {
+        if (held->attachment_serial != session->attachments[ordinal].serial) {
             continue;
         }
         const struct kvist_store_pool *pool = kvist_slot_resolve(store, &held->name);
@@ -315,8 +316,8 @@ static void queue_load(struct kvist_store_session *session,
         .slot = KVIST_SLOT_NONE,
         .since_us = store->now_us,
         .session_index = session->index,
-        .session_serial = session->serial,
         .ordinal = ordinal,
+        .attachment_serial = attachment->serial,
     };
     memcpy(load->key, entry->key, sizeof(load->key));
     entry->state = KVIST_ENTRY_LOADING;
@@ -334,13 +335,13 @@ enum kvist_status kvist_store_prefetch(struct kvist_store_session *session,
 {
     struct kvist_store *store = session->store;
     KVIST_CHECK(session->magic == SESSION_MAGIC);
-    if (ordinal >= session->attachment_count || key_count > KVIST_KEYS_MAX) {
+    if (kvist_session_pool(session, ordinal) == NULL || key_count > KVIST_KEYS_MAX) {
         return KVIST_INVALID;
     }
     struct kvist_attachment *attachment = &session->attachments[ordinal];
     uint32_t share = share_of(attachment);
     if (attachment->waiting_count + key_count > share && attachment->waiting_count > 0) {
-        end_leased_holds(session);
+        end_leased_holds(session, ordinal);
     }
     for (size_t index = 0; index < key_count; index++) {
         struct kvist_entry_copy entry;

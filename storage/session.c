@@ -1,8 +1,8 @@
 /*
  * session - engines, their processes, and what they are lent.
  *
- * Role        opens and closes sessions and processes, attaches them to pools, tops grants up,
- *             lends and revokes segments.
+ * Role        opens and closes sessions and processes, attaches them to pools and takes them off,
+ *             tops grants up, lends and revokes segments.
  * Invariants  granted_count == tickets in use == GRANTED slots that name the session;
  *             a segment's lent_count == processes whose loan names its serial
  */
@@ -90,19 +90,6 @@ enum kvist_status kvist_store_session_open(struct kvist_store *store,
     return KVIST_OK;
 }
 
-static void drop_grants(struct kvist_store_session *session)
-{
-    for (uint32_t ticket = 0; ticket < KVIST_GRANTS_MAX; ticket++) {
-        uint32_t slot = session->tickets[ticket].slot;
-        if (slot != KVIST_SLOT_NONE) {
-            struct kvist_store_pool *pool =
-                session->attachments[session->tickets[ticket].ordinal].pool;
-            kvist_session_free_ticket(session, ticket);
-            kvist_slot_drop(pool, slot);
-        }
-    }
-}
-
 void kvist_store_session_close(struct kvist_store_session **session)
 {
     if (*session == NULL) {
@@ -114,15 +101,7 @@ void kvist_store_session_close(struct kvist_store_session **session)
     for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
         kvist_store_process_close(&old->processes[index]);
     }
-    drop_grants(old);
-    kvist_promote_forget(store, old, NULL);
-    for (uint32_t ordinal = 0; ordinal < old->attachment_count; ordinal++) {
-        struct kvist_attachment *attachment = &old->attachments[ordinal];
-        attachment->pool->session_count--;
-        attachment->pool->writer_count -= attachment->writes;
-        attachment->pool->last_used_us = store->now_us;
-        free(attachment->mapped);
-    }
+    KVIST_CHECK(old->attachment_count == 0); /* the last loan of each has gone */
     store->sessions[old->index] = NULL;
     store->session_count--;
     kvist_page_fini(&old->page);
@@ -141,11 +120,15 @@ uint64_t kvist_store_session_page_bytes(const struct kvist_store_session *sessio
     return session->page.bytes;
 }
 
-struct kvist_store_session *
-kvist_session_resolve(const struct kvist_store *store, uint32_t index, uint32_t serial)
+struct kvist_attachment *kvist_session_attachment(const struct kvist_store *store,
+                                                  uint32_t session_index,
+                                                  uint32_t ordinal,
+                                                  uint32_t serial)
 {
-    struct kvist_store_session *session = store->sessions[index];
-    return session != NULL && session->serial == serial ? session : NULL;
+    struct kvist_store_session *session = store->sessions[session_index];
+    struct kvist_attachment *attachment =
+        session != NULL ? &session->attachments[ordinal] : NULL;
+    return attachment != NULL && attachment->serial == serial ? attachment : NULL;
 }
 
 /* --- Processes ------------------------------------------------------------------------------- */
@@ -214,9 +197,45 @@ enum kvist_status kvist_store_process_open(struct kvist_store_session *session,
     return KVIST_OK;
 }
 
-static void close_loan(struct kvist_store_pool *pool, struct kvist_loan *loan)
+static void drop_grants(struct kvist_store_session *session, uint32_t ordinal)
 {
-    for (uint32_t index = 0; loan->lent != NULL && index < pool->segment_max; index++) {
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    for (uint32_t ticket = 0; attachment->granted_count > 0; ticket++) {
+        uint32_t slot = session->tickets[ticket].slot;
+        if (slot != KVIST_SLOT_NONE && session->tickets[ticket].ordinal == ordinal) {
+            kvist_session_free_ticket(session, ticket);
+            kvist_slot_drop(attachment->pool, slot);
+        }
+    }
+}
+
+/* Nobody in the session uses the pool any more, unless a process has a loan of it. */
+static void settle_attachment(struct kvist_store_session *session, uint32_t ordinal)
+{
+    for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
+        const struct kvist_store_process *process = session->processes[index];
+        if (process != NULL && process->loans[ordinal].lent != NULL) {
+            return;
+        }
+    }
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    struct kvist_store_pool *pool = attachment->pool;
+    drop_grants(session, ordinal);
+    kvist_promote_forget_holds(session->store, attachment->serial);
+    pool->session_count--;
+    pool->writer_count -= attachment->writes;
+    pool->last_used_us = session->store->now_us;
+    free(attachment->mapped);
+    *attachment = (struct kvist_attachment){.pool = NULL};
+    session->attachment_count--;
+}
+
+static void close_loan(struct kvist_store_process *process, uint32_t ordinal)
+{
+    struct kvist_attachment *attachment = &process->session->attachments[ordinal];
+    struct kvist_store_pool *pool = attachment->pool;
+    struct kvist_loan *loan = &process->loans[ordinal];
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
         struct kvist_segment *segment = &pool->segments[index];
         if (loan->lent[index] != 0) {
             KVIST_CHECK(loan->lent[index] == segment->serial);
@@ -225,6 +244,10 @@ static void close_loan(struct kvist_store_pool *pool, struct kvist_loan *loan)
     }
     free(loan->lent);
     free(loan->told);
+    *loan = (struct kvist_loan){.lent = NULL};
+    /* It, or another process in its place, may come again, and has mapped nothing then. */
+    memset(attachment->mapped, 0, pool->segment_max * sizeof(attachment->mapped[0]));
+    settle_attachment(process->session, ordinal);
 }
 
 void kvist_store_process_close(struct kvist_store_process **process)
@@ -235,11 +258,8 @@ void kvist_store_process_close(struct kvist_store_process **process)
     struct kvist_store_process *old = *process;
     struct kvist_store_session *session = old->session;
     KVIST_CHECK(old->magic == PROCESS_MAGIC);
-    for (uint32_t ordinal = 0; ordinal < session->attachment_count; ordinal++) {
-        struct kvist_attachment *attachment = &session->attachments[ordinal];
-        close_loan(attachment->pool, &old->loans[ordinal]);
-        /* Another process may take its place, and has mapped nothing yet. */
-        memset(attachment->mapped, 0, attachment->pool->segment_max * sizeof(uint32_t));
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+        kvist_store_detach(old, ordinal);
     }
     for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
         if (session->processes[index] == old) {
@@ -279,15 +299,28 @@ static struct kvist_store_process *scheduler_of(const struct kvist_store_session
 
 /* --- Attachments ----------------------------------------------------------------------------- */
 
+/* The ordinal of a pool; NULL: a free one. KVIST_SESSION_POOLS_MAX: there is none. */
+static uint32_t find_ordinal(const struct kvist_store_session *session,
+                             const struct kvist_store_pool *pool)
+{
+    uint32_t ordinal = 0;
+    while (ordinal < KVIST_SESSION_POOLS_MAX && session->attachments[ordinal].pool != pool) {
+        ordinal++;
+    }
+    return ordinal;
+}
+
 static enum kvist_status add_attachment(struct kvist_store_session *session,
                                         struct kvist_store_pool *pool,
                                         uint32_t *ordinal_out)
 {
-    if (session->attachment_count == KVIST_SESSION_POOLS_MAX) {
+    uint32_t ordinal = find_ordinal(session, NULL);
+    if (ordinal == KVIST_SESSION_POOLS_MAX) {
         return KVIST_BUSY;
     }
     struct kvist_attachment attachment = {
         .pool = pool,
+        .serial = session->store->serial_next++,
         .target = KVIST_GRANT_START,
         .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
     };
@@ -295,8 +328,9 @@ static enum kvist_status add_attachment(struct kvist_store_session *session,
         return KVIST_NO_MEMORY;
     }
     pool->session_count++;
-    *ordinal_out = session->attachment_count;
-    session->attachments[session->attachment_count++] = attachment;
+    session->attachments[ordinal] = attachment;
+    session->attachment_count++;
+    *ordinal_out = ordinal;
     return KVIST_OK;
 }
 
@@ -328,23 +362,23 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
 {
     KVIST_CHECK(process->magic == PROCESS_MAGIC && pool->magic == POOL_MAGIC);
     struct kvist_store_session *session = process->session;
-    uint32_t ordinal = 0;
-    while (ordinal < session->attachment_count && session->attachments[ordinal].pool != pool) {
-        ordinal++;
-    }
+    uint32_t ordinal = find_ordinal(session, pool);
     enum kvist_status status = KVIST_OK;
-    if (ordinal == session->attachment_count) {
+    if (ordinal == KVIST_SESSION_POOLS_MAX) {
         status = add_attachment(session, pool, &ordinal);
     }
     if (status == KVIST_OK) {
         status = open_loan(&process->loans[ordinal], pool);
+        if (status != KVIST_OK) {
+            settle_attachment(session, ordinal);
+        }
     }
     if (status != KVIST_OK) {
         return kvist_error_set(err,
                                status,
                                0,
                                "session",
-                               "cannot attach to one more pool; a session has at most %u",
+                               "cannot attach to one more pool; a session has at most %u at once",
                                KVIST_SESSION_POOLS_MAX);
     }
     struct kvist_attachment *attachment = &session->attachments[ordinal];
@@ -359,6 +393,14 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
     pool->lend_wanted = true;
     *ordinal_out = ordinal;
     return KVIST_OK;
+}
+
+void kvist_store_detach(struct kvist_store_process *process, uint32_t pool)
+{
+    KVIST_CHECK(process->magic == PROCESS_MAGIC);
+    if (pool < KVIST_SESSION_POOLS_MAX && process->loans[pool].lent != NULL) {
+        close_loan(process, pool);
+    }
 }
 
 /* --- Lending --------------------------------------------------------------------------------- */
@@ -397,7 +439,7 @@ void kvist_session_lend(struct kvist_store_pool *pool)
     pool->map_replaced = false;
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
         struct kvist_store_session *session = store->sessions[index];
-        for (uint32_t ordinal = 0; session != NULL && ordinal < session->attachment_count;
+        for (uint32_t ordinal = 0; session != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
              ordinal++) {
             if (session->attachments[ordinal].pool != pool) {
                 continue;
@@ -429,16 +471,12 @@ static struct kvist_segment *named_segment(struct kvist_store_process *process,
                                            uint32_t serial)
 {
     KVIST_CHECK(process->magic == PROCESS_MAGIC);
-    struct kvist_store_session *session = process->session;
-    if (ordinal >= session->attachment_count || serial == 0) {
+    struct kvist_store_pool *pool = kvist_session_pool(process->session, ordinal);
+    if (pool == NULL || segment >= pool->segment_max || serial == 0) {
         return NULL;
     }
-    struct kvist_store_pool *pool = session->attachments[ordinal].pool;
     const struct kvist_loan *loan = &process->loans[ordinal];
-    if (segment >= pool->segment_max || loan->lent == NULL || loan->lent[segment] != serial) {
-        return NULL;
-    }
-    return &pool->segments[segment];
+    return loan->lent != NULL && loan->lent[segment] == serial ? &pool->segments[segment] : NULL;
 }
 
 /* Whether every rank of the session has mapped a segment; remembered, for ranks unmap only what is
@@ -634,7 +672,7 @@ static void top_up(struct kvist_store_process *process, uint32_t ordinal)
 void kvist_session_top_up(struct kvist_store_session *session)
 {
     struct kvist_store_process *scheduler = scheduler_of(session);
-    for (uint32_t ordinal = 0; scheduler != NULL && ordinal < session->attachment_count;
+    for (uint32_t ordinal = 0; scheduler != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
          ordinal++) {
         if (!scheduler->loans[ordinal].attached || !session->attachments[ordinal].writes) {
             continue;
@@ -649,7 +687,7 @@ void kvist_session_top_up(struct kvist_store_session *session)
 void kvist_session_tell_promoted(struct kvist_store_session *session)
 {
     struct kvist_store_process *scheduler = scheduler_of(session);
-    for (uint32_t ordinal = 0; ordinal < session->attachment_count; ordinal++) {
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
         struct kvist_attachment *attachment = &session->attachments[ordinal];
         if (attachment->promoted_count > 0 && scheduler != NULL) {
             session->store->options.events.promoted(session->store->options.ctx,
@@ -670,13 +708,10 @@ void kvist_session_drain_touches(struct kvist_store_session *session)
         kvist_page_take_touches(&session->page, store->touches, KVIST_TOUCHES_PER_TURN);
     for (uint32_t index = 0; index < count; index++) {
         uint64_t ref = store->touches[index];
-        uint64_t ordinal = (ref >> 32) - 1;
         uint32_t slot = (uint32_t)ref;
-        if (ordinal >= session->attachment_count) {
-            continue;
-        }
-        struct kvist_store_pool *pool = session->attachments[ordinal].pool;
-        if (slot < pool->slot_max && kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
+        struct kvist_store_pool *pool = kvist_session_pool(session, (ref >> 32) - 1);
+        if (pool != NULL && slot < pool->slot_max &&
+            kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
             pool->ops->touch(pool->policy, slot);
             store->stats.touches_total++;
         }

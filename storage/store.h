@@ -232,13 +232,23 @@ KVIST_MUST_USE enum kvist_status kvist_store_pool_open(struct kvist_store *store
  * Attaching again, over a new connection, has everything said again.
  *
  * @param read_only  no grants for the session's sake
- * @param ordinal_out  equal for all processes of the session
+ * @param ordinal_out  equal for all processes of the session, until all have detached
+ * @return OK; BUSY: the session has KVIST_SESSION_POOLS_MAX pools; NO_MEMORY
  */
 KVIST_MUST_USE enum kvist_status kvist_store_attach(struct kvist_store_process *process,
                                                     struct kvist_store_pool *pool,
                                                     bool read_only,
                                                     uint32_t *ordinal_out,
                                                     struct kvist_error *err);
+
+/**
+ * The process has unmapped what it was lent of a pool, and writes there no more. When no process
+ * of the session is attached any more, grants and holds go back and the ordinal may become another
+ * pool's. Leases that the session has left under it keep slots of that one from being reused.
+ *
+ * @param pool  the ordinal; one that the process has not attached is ignored
+ */
+void kvist_store_detach(struct kvist_store_process *process, uint32_t pool);
 
 /** The pool's current map, to be sent: read-only, borrowed. */
 int kvist_store_pool_map_fd(const struct kvist_store_pool *pool);

@@ -258,6 +258,29 @@ uint32_t kvist_test_engine_attach(struct kvist_test_engine *engine, struct kvist
     return ordinal;
 }
 
+static void unmap_all(struct kvist_test_pool *mine)
+{
+    for (uint32_t segment = 0; segment < KVIST_SEGMENTS_MAX; segment++) {
+        kvist_memfd_unmap(&mine->segments[segment].map, mine->segments[segment].bytes);
+    }
+    kvist_memfd_unmap(&mine->map, mine->header.map_bytes);
+}
+
+void kvist_test_engine_detach(struct kvist_test_engine *engine, uint32_t ordinal)
+{
+    struct kvist_test_pool *mine = &engine->pools[ordinal];
+    for (uint32_t rank = 0; rank < engine->rank_count; rank++) {
+        for (uint32_t segment = 0; segment < KVIST_SEGMENTS_MAX; segment++) {
+            *mapped_record(engine, rank, ordinal, segment) = 0;
+        }
+    }
+    unmap_all(mine);
+    memset(mine, 0, sizeof(*mine));
+    for (uint32_t index = 0; index < engine->member_count; index++) {
+        kvist_store_detach(engine->members[index].process, ordinal);
+    }
+}
+
 void kvist_test_engine_close(struct kvist_test_engine **engine)
 {
     struct kvist_test_engine *old = *engine;
@@ -266,11 +289,7 @@ void kvist_test_engine_close(struct kvist_test_engine **engine)
     }
     kvist_store_session_close(&old->session);
     for (uint32_t index = 0; index < old->pool_count; index++) {
-        struct kvist_test_pool *mine = &old->pools[index];
-        for (uint32_t segment = 0; segment < KVIST_SEGMENTS_MAX; segment++) {
-            kvist_memfd_unmap(&mine->segments[segment].map, mine->segments[segment].bytes);
-        }
-        kvist_memfd_unmap(&mine->map, mine->header.map_bytes);
+        unmap_all(&old->pools[index]);
     }
     kvist_memfd_unmap(&old->page, old->geometry.page_bytes);
     free(old);

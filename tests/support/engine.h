@@ -83,6 +83,9 @@ kvist_test_engine_open(struct kvist_store *store, uint8_t number, uint32_t rank_
 /** Attach all its processes. @return the pool's ordinal */
 uint32_t kvist_test_engine_attach(struct kvist_test_engine *engine, struct kvist_store_pool *pool);
 
+/** Unmap all of a pool and detach all processes from it; its ordinal is free then. */
+void kvist_test_engine_detach(struct kvist_test_engine *engine, uint32_t ordinal);
+
 /** Every process ends, then the session. */
 void kvist_test_engine_close(struct kvist_test_engine **engine);
 

@@ -2,6 +2,7 @@
 add_library(kvist_test_engine STATIC support/engine.c)
 target_link_libraries(kvist_test_engine PUBLIC kvist_storage kvist_key kvist_test_support)
 
+kvist_add_unit(detach unit/detach_test.c kvist_test_engine)
 kvist_add_unit(evict unit/evict_test.c kvist_test_engine)
 kvist_add_unit(map unit/map_test.c kvist_test_engine)
 kvist_add_unit(page unit/page_test.c kvist_test_engine)

@@ -417,6 +417,46 @@ static void a_session_that_goes_leaves_nothing_behind(void)
     read_range(0, 60);
 }
 
+/* What was promoted, or is on its way, for a pool that a session has left is not counted against the
+   next one at its ordinal. */
+static void an_ordinal_s_next_pool_owes_nothing(void)
+{
+    static uint8_t keys[60][KVIST_KEY_BYTES];
+    put_range(0, 600);
+    for (uint64_t index = 0; index < 60; index++) {
+        kvist_test_key(index, keys[index]);
+    }
+    for (unsigned round = 0; round < 3; round++) {
+        KVIST_TEST_STATUS(
+            kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 60),
+            KVIST_OK);
+        if (round == 1) {
+            kvist_test_settle(store); /* all are held */
+        } else if (round == 2) {
+            kvist_test_advance(store, 1); /* some are being read */
+            KVIST_TEST_TRUE(stats_now().slots_loading > 0);
+        }
+        kvist_test_engine_detach(engine, 0);
+        KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
+        KVIST_TEST_STATUS(
+            kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 60),
+            KVIST_INVALID);
+        KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+        for (unsigned wait = 0; stats_now().slots_loading > 0 && wait < 100; wait++) {
+            kvist_test_settle(store);
+        }
+        kvist_test_settle(store);
+        KVIST_TEST_EQUAL(engine->pools[0].promoted, 0);
+        kvist_test_advance(store, 2 * HOLD_US);
+        put_range(10000 + 300 * round, 300); /* pushes them out of DRAM again */
+        KVIST_TEST_TRUE(count_ready(0, 60) == 0);
+        uint64_t refused = stats_now().promote_refused_total;
+        read_range(0, 60);
+        KVIST_TEST_EQUAL(stats_now().promote_refused_total, refused);
+        put_range(20000 + 300 * round, 300);
+    }
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -433,6 +473,7 @@ int main(void)
         {"promoted blocks are held until they are leased",
          promoted_blocks_are_held_until_they_are_leased},
         {"a session that goes leaves nothing behind", a_session_that_goes_leaves_nothing_behind},
+        {"an ordinal's next pool owes nothing", an_ordinal_s_next_pool_owes_nothing},
     };
     return kvist_unit_main("store_tier", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
 }
