@@ -623,6 +623,7 @@ static const char *check_sender(const struct kvist_connection *connection,
     case KVIST__WIRE__ENVELOPE__BODY_HELLO:
         return connection->state == KVIST_CONNECTION_GREETING ? NULL : "a second hello";
     case KVIST__WIRE__ENVELOPE__BODY_OPEN_POOL:
+    case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
         return process != NULL ? NULL : "a tool opens no pools";
     case KVIST__WIRE__ENVELOPE__BODY_COMMIT:
     case KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS:
@@ -658,6 +659,9 @@ static void dispatch_posted(struct kvist_connection *connection,
         break;
     case KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS:
         on_return(connection, envelope->return_slots);
+        break;
+    case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
+        kvist_store_detach(process, envelope->close_pool->pool);
         break;
     default:
         on_prefetch(connection, envelope->prefetch);
@@ -721,6 +725,7 @@ void kvist_dispatch_message(void *ctx,
     case KVIST__WIRE__ENVELOPE__BODY_COMMIT:
     case KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS:
     case KVIST__WIRE__ENVELOPE__BODY_PREFETCH:
+    case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
         dispatch_posted(connection, envelope);
         break;
     default:
