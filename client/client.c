@@ -312,6 +312,7 @@ static uint64_t keep_time_locked(struct kvist_client *client, uint64_t now_us)
             earlier(&deadline_us, client->down_since_us + client->grace_us);
         }
     }
+    kvist_link_close_pools_locked(client);
     bool has_returns = client->has_returns;
     client->has_returns = false;
     for (uint32_t index = 0; index < KVIST_SESSION_POOLS_MAX; index++) {

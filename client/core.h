@@ -167,7 +167,8 @@ struct kvist_client {
     struct kvist_epoch *current; /* NULL: none, or its grace is over */
     struct kvist_epoch *retired; /* list: no more finds and takes */
     struct kvist_pool *pools[KVIST_SESSION_POOLS_MAX];
-    bool has_returns;                /* tickets are RETURN that nobody has posted yet */
+    bool has_returns; /* tickets are RETURN that nobody has posted yet */
+    uint32_t closing; /* ordinals, bit by bit, that the daemon is to hear are not open here */
     struct kvist_client_stats stats; /* counters; gauges are filled in when asked */
 };
 
@@ -269,6 +270,12 @@ enum kvist_status kvist_link_post_locked(struct kvist_client *client,
 /** Ask for a pool to be opened, when the link is up. */
 void kvist_link_open_pool_locked(struct kvist_client *client, struct kvist_pool *pool);
 
+/**
+ * Tell the daemon which ordinals this process has closed. What cannot be sent now is sent by a
+ * later pump; not while a pool is asked for, which may be given one of these ordinals.
+ */
+void kvist_link_close_pools_locked(struct kvist_client *client);
+
 /** Tell that a segment is unmapped; lost when the daemon is away, who asks again. */
 void kvist_link_post_unmapped_locked(struct kvist_client *client,
                                      uint32_t ordinal,
@@ -344,7 +351,7 @@ KVIST_MUST_USE enum kvist_status kvist_grant_receive_locked(struct kvist_client 
 /** Tell the daemon which slots are not wanted any more, where it was away before. */
 void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_pool *pool);
 
-/** Give all held grants of a pool back: it closes. */
-void kvist_grant_return_held_locked(struct kvist_client *client, struct kvist_pool *pool);
+/** Give all held grants of a pool back, and forget the others: it closes. */
+void kvist_grant_close_locked(struct kvist_client *client, struct kvist_pool *pool);
 
 #endif

@@ -64,17 +64,33 @@ void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_poo
     }
 }
 
-void kvist_grant_return_held_locked(struct kvist_client *client, struct kvist_pool *pool)
+/* The daemon takes back what is forgotten when all processes have closed the pool; should it grant
+   it again before, it is given back then. */
+static void forget_tickets(struct kvist_epoch *epoch, const struct kvist_pool *pool)
+{
+    for (uint32_t index = 0; index < epoch->page_header.ticket_max; index++) {
+        struct kvist_ticket *ticket = &epoch->tickets[index];
+        if (ticket->pool == pool->index && ticket->state != KVIST_TICKET_NONE) {
+            ticket->state = KVIST_TICKET_NONE;
+            ticket->told_on = 0;
+        }
+    }
+}
+
+void kvist_grant_close_locked(struct kvist_client *client, struct kvist_pool *pool)
 {
     struct kvist_view *view = kvist_view_current_locked(pool);
-    if (view == NULL) {
-        return;
-    }
-    while (view->held_count > 0) {
+    while (view != NULL && view->held_count > 0) {
         uint32_t ticket = view->held[--view->held_count];
         client->current->tickets[ticket].state = KVIST_TICKET_RETURN;
     }
-    kvist_grant_return_due_locked(client, pool);
+    if (client->current != NULL) {
+        kvist_grant_return_due_locked(client, pool);
+        forget_tickets(client->current, pool);
+    }
+    for (struct kvist_epoch *epoch = client->retired; epoch != NULL; epoch = epoch->next) {
+        forget_tickets(epoch, pool);
+    }
 }
 
 /* A rank has filled the slot under this very reservation: it was taken before. */

@@ -166,6 +166,32 @@ void kvist_link_open_pool_locked(struct kvist_client *client, struct kvist_pool 
     }
 }
 
+void kvist_link_close_pools_locked(struct kvist_client *client)
+{
+    if (client->link != KVIST_LINK_UP || client->broken) {
+        return; /* the next hello begins anew */
+    }
+    for (uint32_t index = 0; index < KVIST_SESSION_POOLS_MAX; index++) {
+        if (client->pools[index] != NULL && client->pools[index]->state == KVIST_POOL_ASKED) {
+            return;
+        }
+    }
+    for (uint32_t ordinal = 0; client->closing != 0 && ordinal < KVIST_SESSION_POOLS_MAX;
+         ordinal++) {
+        Kvist__Wire__ClosePool close_pool;
+        kvist__wire__close_pool__init(&close_pool);
+        close_pool.pool = ordinal;
+        Kvist__Wire__Envelope envelope;
+        kvist__wire__envelope__init(&envelope);
+        envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL;
+        envelope.close_pool = &close_pool;
+        if ((client->closing & (1U << ordinal)) != 0 &&
+            kvist_link_post_locked(client, &envelope) == KVIST_OK) {
+            client->closing &= ~(1U << ordinal);
+        }
+    }
+}
+
 void kvist_link_post_unmapped_locked(struct kvist_client *client,
                                      uint32_t ordinal,
                                      uint32_t segment,

@@ -184,35 +184,6 @@ detach_view_locked(struct kvist_client *client, struct kvist_epoch *epoch, uint3
     return view;
 }
 
-/* Post Unmapped for all that a view of the current epoch had mapped. */
-static void post_unmapped(struct kvist_client *client,
-                          uint32_t ordinal,
-                          const uint32_t *serials,
-                          uint32_t serial_count)
-{
-    (void)pthread_mutex_lock(client->lock);
-    for (uint32_t segment = 0; segment < serial_count; segment++) {
-        if (serials[segment] != 0) {
-            kvist_link_post_unmapped_locked(client, ordinal, segment, serials[segment]);
-        }
-    }
-    (void)pthread_mutex_unlock(client->lock);
-}
-
-static void close_view(struct kvist_pool *pool, struct kvist_view **view, bool is_current)
-{
-    uint32_t serials[KVIST_SEGMENTS_MAX];
-    uint32_t ordinal = (*view)->ordinal;
-    for (uint32_t segment = 0; segment < KVIST_SEGMENTS_MAX; segment++) {
-        const struct kvist_segment_view *mapped = &(*view)->segments[segment];
-        serials[segment] = mapped->base != NULL ? mapped->serial : 0;
-    }
-    kvist_view_destroy(pool->client, pool, view);
-    if (is_current) {
-        post_unmapped(pool->client, ordinal, serials, KVIST_SEGMENTS_MAX);
-    }
-}
-
 void kvist_pool_close(struct kvist_pool **pool_ref)
 {
     if (pool_ref == NULL || *pool_ref == NULL) {
@@ -222,24 +193,27 @@ void kvist_pool_close(struct kvist_pool **pool_ref)
     struct kvist_client *client = pool->client;
     (void)pthread_mutex_lock(&client->pump_mutex);
     (void)pthread_mutex_lock(client->lock);
-    kvist_grant_return_held_locked(client, pool);
+    kvist_grant_close_locked(client, pool);
     struct kvist_epoch *epoch = client->current;
     struct kvist_view *view = epoch != NULL ? detach_view_locked(client, epoch, pool->index) : NULL;
     epoch = client->retired;
+    uint32_t closing = view != NULL ? 1U << view->ordinal : 0U;
     (void)pthread_mutex_unlock(client->lock);
     if (view != NULL) {
-        close_view(pool, &view, true);
+        kvist_view_destroy(client, pool, &view);
     }
     for (; epoch != NULL; epoch = epoch->next) { /* the list is the pumping thread's */
         (void)pthread_mutex_lock(client->lock);
         view = detach_view_locked(client, epoch, pool->index);
         (void)pthread_mutex_unlock(client->lock);
         if (view != NULL) {
-            close_view(pool, &view, false);
+            kvist_view_destroy(client, pool, &view);
         }
     }
     (void)pthread_mutex_lock(client->lock);
     client->pools[pool->index] = NULL;
+    client->closing |= closing; /* now that it is unmapped */
+    kvist_link_close_pools_locked(client);
     (void)pthread_mutex_unlock(client->lock);
     (void)pthread_mutex_unlock(&client->pump_mutex);
     *pool_ref = NULL; /* last: callbacks may compare it */

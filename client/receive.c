@@ -84,6 +84,17 @@ enter_epoch(struct kvist_client *client, uint64_t instance, int page_fd, struct 
     return status;
 }
 
+/* The daemon may know of pools that were closed while it was away. */
+static void close_absent_locked(struct kvist_client *client)
+{
+    client->closing = 0;
+    for (uint32_t ordinal = 0; client->current != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
+         ordinal++) {
+        client->closing |= find_ordinal(client, ordinal) == NULL ? 1U << ordinal : 0U;
+    }
+    kvist_link_close_pools_locked(client);
+}
+
 static enum kvist_status receive_hello(struct kvist_client *client,
                                        const Kvist__Wire__Envelope *envelope,
                                        int fd,
@@ -120,6 +131,7 @@ static enum kvist_status receive_hello(struct kvist_client *client,
     client->up_since_us = kvist_clock_now_us();
     client->refused = false;
     client->stats.connects++;
+    close_absent_locked(client);
     for (uint32_t index = 0; index < KVIST_SESSION_POOLS_MAX; index++) {
         if (client->pools[index] != NULL) {
             kvist_link_open_pool_locked(client, client->pools[index]);
@@ -195,6 +207,7 @@ static enum kvist_status enter_view_locked(struct kvist_pool *pool,
         epoch->views[pool->index] = view;
     }
     swap_maps(&view->map, map);
+    pool->client->closing &= ~(1U << reply->pool);
     pool->state = KVIST_POOL_OPEN;
     pool->refusal.status = KVIST_OK;
     kvist_grant_return_due_locked(pool->client, pool);
@@ -220,8 +233,8 @@ static enum kvist_status receive_pool(struct kvist_client *client,
     (void)pthread_mutex_lock(client->lock);
     struct kvist_pool *pool = find_request_locked(client, envelope->id);
     bool closed = pool == NULL && envelope->id <= client->request_id_last;
-    if (closed) {
-        status = KVIST_OK; /* closed while the request was on its way */
+    if (closed) { /* while the request was on its way */
+        client->closing |= find_ordinal(client, reply->pool) == NULL ? 1U << reply->pool : 0U;
     } else if (pool == NULL || client->current == NULL ||
                memcmp(map.header.pool_id, reply->pool_id.data, KVIST_KEY_BYTES) != 0 ||
                map.header.slot_bytes != pool->slot_bytes ||

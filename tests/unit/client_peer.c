@@ -180,6 +180,7 @@ static void send_failure(struct peer *peer, uint64_t id, enum kvist_status statu
 static void answer_hello(struct peer *peer, const Kvist__Wire__Envelope *request)
 {
     peer->hellos++;
+    memset(peer->close_counts, 0, sizeof(peer->close_counts));
     if (peer->ignore_hello) {
         return;
     }
@@ -222,7 +223,7 @@ static void answer_open(struct peer *peer, const Kvist__Wire__Envelope *request)
     int fd = read_only(peer->arena.map_fd);
     Kvist__Wire__PoolReply reply;
     kvist__wire__pool_reply__init(&reply);
-    reply.pool = 0;
+    reply.pool = peer->ordinal;
     reply.pool_id.data = peer->pool_id;
     reply.pool_id.len = KVIST_KEY_BYTES;
     reply.map_bytes = peer->arena.map->map_bytes;
@@ -262,6 +263,7 @@ static void record_return(struct peer *peer, const Kvist__Wire__Return *message)
 
 static void handle(struct peer *peer, const Kvist__Wire__Envelope *envelope)
 {
+    struct peer_record *record = NULL;
     switch ((int)envelope->body_case) {
     case KVIST__WIRE__ENVELOPE__BODY_HELLO:
         answer_hello(peer, envelope);
@@ -270,12 +272,14 @@ static void handle(struct peer *peer, const Kvist__Wire__Envelope *envelope)
         answer_open(peer, envelope);
         break;
     case KVIST__WIRE__ENVELOPE__BODY_MAPPED:
-        peer->mapped[peer->mapped_count].segment_or_slot = envelope->mapped->segment;
-        peer->mapped[peer->mapped_count++].serial_or_ticket = envelope->mapped->serial;
+        record = &peer->mapped[peer->mapped_count++ % PEER_RECORDS];
+        record->segment_or_slot = envelope->mapped->segment;
+        record->serial_or_ticket = envelope->mapped->serial;
         break;
     case KVIST__WIRE__ENVELOPE__BODY_UNMAPPED:
-        peer->unmapped[peer->unmapped_count].segment_or_slot = envelope->unmapped->segment;
-        peer->unmapped[peer->unmapped_count++].serial_or_ticket = envelope->unmapped->serial;
+        record = &peer->unmapped[peer->unmapped_count++ % PEER_RECORDS];
+        record->segment_or_slot = envelope->unmapped->segment;
+        record->serial_or_ticket = envelope->unmapped->serial;
         break;
     case KVIST__WIRE__ENVELOPE__BODY_COMMIT:
         record_commit(peer, envelope->commit);
@@ -285,6 +289,9 @@ static void handle(struct peer *peer, const Kvist__Wire__Envelope *envelope)
         break;
     case KVIST__WIRE__ENVELOPE__BODY_PREFETCH:
         peer->prefetch_count += (uint32_t)envelope->prefetch->n_keys;
+        break;
+    case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
+        peer->close_counts[envelope->close_pool->pool]++;
         break;
     default:
         break;
@@ -416,6 +423,7 @@ void peer_send_segment(struct peer *peer, uint32_t segment, uint32_t serial)
 {
     Kvist__Wire__Segment message;
     kvist__wire__segment__init(&message);
+    message.pool = peer->ordinal;
     message.segment = segment;
     message.serial = serial;
     message.bytes = PEER_SLOTS_PER_SEGMENT * PEER_SLOT_BYTES;
@@ -431,6 +439,7 @@ void peer_send_map(struct peer *peer)
 {
     Kvist__Wire__PoolMap message;
     kvist__wire__pool_map__init(&message);
+    message.pool = peer->ordinal;
     message.map_bytes = peer->arena.map->map_bytes;
     Kvist__Wire__Envelope envelope;
     kvist__wire__envelope__init(&envelope);
@@ -451,6 +460,7 @@ void peer_send_grant(struct peer *peer, uint32_t slot, uint32_t ticket, uint64_t
     one.reservation = reservation;
     Kvist__Wire__Grant message;
     kvist__wire__grant__init(&message);
+    message.pool = peer->ordinal;
     message.n_slots = 1;
     message.slots = list;
     Kvist__Wire__Envelope envelope;
@@ -464,6 +474,7 @@ void peer_send_revoke(struct peer *peer, uint32_t segment, uint32_t serial)
 {
     Kvist__Wire__Revoke message;
     kvist__wire__revoke__init(&message);
+    message.pool = peer->ordinal;
     message.segment = segment;
     message.serial = serial;
     Kvist__Wire__Envelope envelope;
@@ -480,7 +491,7 @@ const struct kvist_lease_record *peer_find_lease(const struct peer *peer, uint32
     struct kvist_page_header *page = peer->arena.page;
     const struct kvist_lease_record *records = at(page, page->lease_offset);
     for (uint32_t record = 0; record < page->lease_high; record++) {
-        if (records[record].ref == kvist_slot_ref(0, slot)) {
+        if (records[record].ref == kvist_slot_ref(peer->ordinal, slot)) {
             return &records[record];
         }
     }
@@ -498,7 +509,8 @@ static _Atomic uint32_t *mapped_record(const struct peer *peer, uint32_t rank, u
 {
     struct kvist_page_header *page = peer->arena.page;
     _Atomic uint32_t *records = at(page, page->mapped_offset);
-    return &records[(uint64_t)rank * page->pool_max * page->segment_max + segment];
+    return &records[((uint64_t)rank * page->pool_max + peer->ordinal) * page->segment_max +
+                    segment];
 }
 
 uint32_t peer_mapped_record(const struct peer *peer, uint32_t rank, uint32_t segment)

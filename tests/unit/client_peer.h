@@ -57,6 +57,7 @@ struct peer {
     uint32_t hellos;
     uint32_t opens;
     uint64_t open_id_last;
+    uint32_t ordinal; /* that the pool is given when it is opened */
     struct peer_record mapped[PEER_RECORDS];
     uint32_t mapped_count;
     struct peer_record unmapped[PEER_RECORDS];
@@ -66,6 +67,7 @@ struct peer {
     struct peer_record returns[PEER_RECORDS];
     uint32_t return_count;
     uint32_t prefetch_count;
+    uint32_t close_counts[KVIST_SESSION_POOLS_MAX]; /* of each ordinal, since the last hello */
 };
 
 /** Make a temporary directory, an arena and a listening socket. */
