@@ -123,6 +123,25 @@ def test_takes_are_given_back_once(pool: kvist.Pool) -> None:
         pool.take(1)
 
 
+def test_nothing_is_unmapped_under_a_copy(daemon: Daemon, pool: kvist.Pool) -> None:
+    """While an arena is pinned a copy may run in it: closing is refused."""
+    client = kvist.Client(kvist.ENGINE, secrets.token_bytes(16), daemon.socket)
+    client.wait(10)
+    other = client.open_pool(FIELDS, BLOCK_BYTES)
+    other.wait(10)
+    assert other.pin(other.instance)
+    for close in (other.close, client.close):
+        with pytest.raises(kvist.Error) as caught:
+            close()
+        assert caught.value.status == "BUSY"
+    other.unpin(other.instance)
+    with pytest.raises(ValueError):
+        other.unpin(other.instance)
+    other.close()
+    client.close()
+    assert pool.pin(pool.instance)  # and dropping all references is harmless
+
+
 def test_key_forms(pool: kvist.Pool) -> None:
     short, exact, long = b"k" * 16, b"x" * 32, b"y" * 36
     packed = kvist.pack_keys([short, exact])

@@ -45,6 +45,7 @@ struct kvist_client_object {
     struct kvist_client *handle;
     struct kvist_copy_object *copy;
     size_t busy;
+    size_t pins; /* of all its pools: a copy may be running in their mappings */
 };
 
 struct kvist_pool_object {
@@ -52,6 +53,7 @@ struct kvist_pool_object {
     struct kvist_client_object *client;
     struct kvist_pool *handle;
     size_t held; /* leases and takes that have not been given back */
+    size_t pins;
 };
 
 struct kvist_leases_object {

@@ -40,6 +40,13 @@ static void client_dealloc(PyObject *object)
 {
     struct kvist_client_object *self = (struct kvist_client_object *)object;
     PyTypeObject *type = Py_TYPE(object);
+    if (self->pins > 0) {
+        /* A copy may be running in the mappings: they, and what copies, stay until the process
+         * ends. Whoever unpins before it drops the last reference never gets here. */
+        PyObject_Free(object);
+        Py_DECREF(type);
+        return;
+    }
     client_end(self);
     Py_XDECREF((PyObject *)self->copy);
     PyObject_Free(object);
@@ -144,6 +151,7 @@ static PyObject *client_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         return NULL;
     self->handle = NULL;
     self->busy = 0;
+    self->pins = 0;
     self->copy = copy == Py_None ? NULL : (struct kvist_copy_object *)Py_NewRef(copy);
     if (!client_begin(self, &options))
         Py_CLEAR(self);
@@ -159,16 +167,21 @@ static struct kvist_client *client_handle(struct kvist_client_object *self)
 
 PyDoc_STRVAR(client_close_doc,
              "close()\n--\n\n"
-             "Disconnect and unmap. Leases end with it; pools, leases and takes become unusable.");
+             "Disconnect and unmap. Leases end with it; pools, leases and takes become unusable.\n"
+             "Error BUSY while a pin is held, or another thread is in a call.");
 
 static PyObject *client_close(PyObject *object, PyObject *none)
 {
     (void)none;
     struct kvist_client_object *self = (struct kvist_client_object *)object;
-    if (self->busy) {
+    if (self->busy || (self->handle && self->pins > 0)) {
         struct kvist_error err = KVIST_ERROR_INIT;
-        kvist_error_set(
-            &err, KVIST_BUSY, 0, "client", "another thread is in a call of this Client");
+        kvist_error_set(&err,
+                        KVIST_BUSY,
+                        0,
+                        "client",
+                        "another thread is in a call of this Client, or %zu pins are held",
+                        self->pins);
         return kvist_binding_raise(object, KVIST_BUSY, &err);
     }
     client_end(self);
@@ -311,6 +324,7 @@ static PyObject *pool_new(struct kvist_client_object *client, struct kvist_pool 
     self->client = (struct kvist_client_object *)Py_NewRef((PyObject *)client);
     self->handle = handle;
     self->held = 0;
+    self->pins = 0;
     return (PyObject *)self;
 }
 

@@ -76,7 +76,7 @@ class Client:
         shape: bytes | None = None,
     ) -> Pool: ...
     def close(self) -> None:
-        """Error BUSY while another thread is in a call. Pools, leases, takes become unusable."""
+        """Error BUSY while a pin is held or a call runs. Pools, leases, takes become unusable."""
 
 @final
 class Pool:
@@ -116,7 +116,7 @@ class Pool:
         """One status number of status.h a slot, over its whole block."""
 
     def close(self) -> None:
-        """Error BUSY while leases or takes are held."""
+        """Error BUSY while leases, takes or pins are held."""
 
 @final
 class Leases:

@@ -287,7 +287,12 @@ static PyObject *pool_pin(PyObject *object, PyObject *const *args, Py_ssize_t ar
     uint64_t instance = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred())
         return NULL;
-    return PyBool_FromLong(kvist_pool_pin(handle, instance) == KVIST_OK);
+    bool pinned = kvist_pool_pin(handle, instance) == KVIST_OK;
+    if (pinned) {
+        ((struct kvist_pool_object *)object)->pins++;
+        ((struct kvist_pool_object *)object)->client->pins++;
+    }
+    return PyBool_FromLong(pinned);
 }
 
 PyDoc_STRVAR(pool_unpin_doc, "unpin(instance)\n--\n\nUndo one pin() that returned True.");
@@ -300,7 +305,14 @@ static PyObject *pool_unpin(PyObject *object, PyObject *const *args, Py_ssize_t 
     uint64_t instance = PyLong_AsUnsignedLongLong(args[0]);
     if (PyErr_Occurred())
         return NULL;
+    struct kvist_pool_object *self = (struct kvist_pool_object *)object;
+    if (self->pins == 0) {
+        PyErr_SetString(PyExc_ValueError, "nothing is pinned");
+        return NULL;
+    }
     kvist_pool_unpin(handle, instance);
+    self->pins--;
+    self->client->pins--;
     Py_RETURN_NONE;
 }
 
@@ -414,7 +426,7 @@ free_keys:
 
 PyDoc_STRVAR(pool_close_doc,
              "close()\n--\n\n"
-             "Close the pool. Error BUSY while leases or takes of it have not been given back.");
+             "Close the pool. Error BUSY while leases, takes or pins of it are held.");
 
 static PyObject *pool_close(PyObject *object, PyObject *none)
 {
@@ -422,14 +434,15 @@ static PyObject *pool_close(PyObject *object, PyObject *none)
     struct kvist_pool_object *self = (struct kvist_pool_object *)object;
     if (!self->handle || !self->client->handle)
         Py_RETURN_NONE;
-    if (self->held > 0 || self->client->busy > 0) {
+    if (self->held > 0 || self->pins > 0 || self->client->busy > 0) {
         struct kvist_error err = KVIST_ERROR_INIT;
         kvist_error_set(&err,
                         KVIST_BUSY,
                         0,
                         "pool",
-                        "%zu leases and takes are held, or a call runs",
-                        self->held);
+                        "%zu leases and takes and %zu pins are held, or a call runs",
+                        self->held,
+                        self->pins);
         return kvist_binding_raise(object, KVIST_BUSY, &err);
     }
     kvist_pool_close(&self->handle);
@@ -442,7 +455,7 @@ static void pool_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     /* Leases and Takes hold a reference, so all leases are released; takes that were dropped are
      * the session's until it ends, and so is then the pool. */
-    if (self->handle && self->client->handle && self->held == 0)
+    if (self->handle && self->client->handle && self->held == 0 && self->pins == 0)
         kvist_pool_close(&self->handle);
     Py_DECREF(self->client);
     PyObject_Free(object);

@@ -440,5 +440,6 @@ class KvistWorker(OffloadingWorker):
             self._verifier.shutdown(wait=True)
         for number in list(self._copies):
             self._copy.wait(number)
+        self.get_finished()  # unpins, so that the mappings may go
         self._client.close()
         self._copy.close()
