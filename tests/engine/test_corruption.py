@@ -64,7 +64,7 @@ def test_flipped_on_disk(daemon, tiny, references, logs, asked):
     with Engine("engine", logs, options) as engine:
         fill(daemon, engine, asked, reference)
         assert daemon.stop() == 0
-        assert corrupt.flip_on_disk(daemon.nvme, corrupt.EXTENTS, SLOT_BYTES // 2) > 0
+        assert corrupt.flip_on_disk(daemon.nvme / "extents", SLOT_BYTES // 2) > 0
         daemon.start()
         daemon.wait_metric("kvist_nvme_loading", lambda n: n == 0, 30, "the index is read back")
         assert daemon.metric("kvist_nvme_blocks") > 0

@@ -35,10 +35,10 @@ def flip_in_memory(pid: int, slot_bytes: int) -> int:
     return count
 
 
-def flip_on_disk(directory: pathlib.Path, pattern: str, step: int) -> int:
+def flip_on_disk(extents: pathlib.Path, step: int) -> int:
     """Flip one byte in every `step` bytes of every extent file. Returns how many."""
     count = 0
-    for path in sorted(directory.rglob(pattern)):
+    for path in sorted(p for p in extents.iterdir() if p.is_file()):
         with open(path, "r+b") as file:
             size = path.stat().st_size
             for offset in range(step // 2, size, step):
