@@ -140,20 +140,20 @@ def test_daemon_stopped_for_a_minute(servers, plain, daemon, references):
 
 
 def test_sigterm_under_load(servers, plain, daemon, questions, references):
-    """The server ends; kvist has everything back, and other engines go on."""
+    """The engine ends at once; kvist has everything back.
+
+    The API server itself may live on: vLLM 0.32 waits for answers that its dead core owes.
+    """
     server = servers[0]
-    load = Load(server, questions, clients=2)
-    with load:
+    reference = references.outputs(questions)
+    with Load(server, questions, clients=2) as load:
         load.wait_more(6)
         server.signal(signal.SIGTERM)
-        server.wait_end(60)
-    wrong = [
-        (index, answer.tokens)
-        for index, _, answer in load.answers
-        if answer.error is None and answer.tokens != references.outputs(questions)[index]
-    ]
-    assert not wrong
-    expect.at_rest(daemon, engines=0, limit_s=30)
+        expect.at_rest(daemon, engines=0, limit_s=30)
+        server.end()
+    complete = [answer for answer in load.answers if answer[2].error is None]
+    assert len(complete) >= 6
+    assert not wrong_answers(complete, reference)
 
 
 def test_sigkill_under_load(plain, daemon, questions, references, tiny, logs):
@@ -164,6 +164,7 @@ def test_sigkill_under_load(plain, daemon, questions, references, tiny, logs):
             load.wait_more(6)
             server.signal_all(signal.SIGKILL)
             server.wait_end(30)
-        complete = [a for a in load.answers if a[2].error is None]
+        complete = [answer for answer in load.answers if answer[2].error is None]
+        assert len(complete) >= 6
         assert not wrong_answers(complete, reference)
     expect.at_rest(daemon, engines=0, limit_s=30)
