@@ -150,7 +150,33 @@ static void the_last_process_ends_it(void)
     kvist_test_engine_close(&engine);
 }
 
-/* Ranks that have detached have no part in it until they attach again. */
+static void nothing_is_granted_without_a_rank(void)
+{
+    struct kvist_test_engine *engine = kvist_test_engine_open(store, 1, 2);
+    struct kvist_store_pool *pool = pool_of(1);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+    kvist_test_settle(store);
+    put_range(engine, 0, 0, 5);
+    uint32_t granted = engine->pools[0].granted_total;
+    _Atomic uint32_t *mapped = (void *)((char *)engine->page + engine->geometry.mapped_offset);
+    for (uint32_t segment = 0; segment < KVIST_SEGMENTS_MAX; segment++) {
+        mapped[KVIST_SESSION_POOLS_MAX * KVIST_SEGMENTS_MAX + segment] = 0; /* of rank 1 */
+    }
+    struct kvist_store_process *rank = engine->members[2].process;
+    kvist_store_detach(rank, 0);
+    put_range(engine, 0, 100, engine->pools[0].grant_count);
+    kvist_test_settle(store);
+    kvist_test_advance(store, 5000000);
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(engine->pools[0].granted_total, granted);
+    uint32_t ordinal = 9;
+    KVIST_TEST_STATUS(kvist_store_attach(rank, pool, false, &ordinal, NULL), KVIST_OK);
+    KVIST_TEST_EQUAL(ordinal, 0);
+    kvist_test_settle(store);
+    KVIST_TEST_TRUE(engine->pools[0].granted_total > granted);
+    kvist_test_engine_close(&engine);
+}
+
 static void a_rank_that_comes_back_gets_all_again(void)
 {
     struct kvist_test_engine *engine = kvist_test_engine_open(store, 1, 1);
@@ -301,6 +327,7 @@ int main(void)
         {"a session goes through many pools", a_session_goes_through_many_pools},
         {"holes are filled", holes_are_filled},
         {"the last process ends it", the_last_process_ends_it},
+        {"nothing is granted without a rank", nothing_is_granted_without_a_rank},
         {"a rank that comes back gets all again", a_rank_that_comes_back_gets_all_again},
         {"a pool that was left gives its memory", a_pool_that_was_left_gives_its_memory},
         {"any order keeps the invariants", any_order_keeps_the_invariants},
