@@ -417,9 +417,12 @@ static void an_idle_pool_yields_and_its_member_s_end_frees_it(void)
     KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
     struct kvist_test_engine *second = kvist_test_engine_open(store, 2, 1);
     (void)kvist_test_engine_attach(second, second_pool);
-    KVIST_TEST_EQUAL(put_many(second, 0, 0, 200), 200);
-    struct kvist_store_pool_info info;
-    KVIST_TEST_FATAL(kvist_store_pool_info(store, 1, &info));
+    struct kvist_store_pool_info info = {0};
+    /* While memory is on its way the pool evicts its own: how fast it grows is the machine's. */
+    for (uint32_t round = 0; round < 20 && info.segments < 10; round++) {
+        KVIST_TEST_EQUAL(put_many(second, 0, round * 200, 200), 200);
+        KVIST_TEST_FATAL(kvist_store_pool_info(store, 1, &info));
+    }
     KVIST_TEST_TRUE(info.segments >= 10);
     kvist_test_engine_close(&second);
 }
