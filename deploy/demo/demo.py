@@ -163,7 +163,8 @@ def report(demo: Demo, plain: Run, first: Run, second: Run, third: Run) -> dict:
         "cold_ttft_s": first.results[0].ttft,
         "local_hit_ttft_s": first.again.ttft,
         "kvist_hit_ttft_s": median_ttft(second.results),
-        "nvme_hit_ttft_s": median_ttft(third.results),
+        # Only the first question's: it brings the document back into memory.
+        "nvme_hit_ttft_s": third.results[0].ttft,
         "bytes_loaded": int(second.bytes_loaded),
         "nvme_bytes_loaded": int(third.bytes_loaded),
         "outputs_equal": equal,
