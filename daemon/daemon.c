@@ -339,7 +339,6 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .huge_pages = config->memory_huge_pages == 0,
         .checksum_threads = (uint32_t)config->memory_checksum_threads,
         .hold_us = config->limits_hold_ms * 1000,
-        .fill_max_us = config->limits_fill_max_ms * 1000,
         .admission = (enum kvist_admission)config->nvme_admission,
         .tier = config->nvme_path[0] != '\0' ? &tier : NULL,
         .events = kvist_push_events,

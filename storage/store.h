@@ -84,8 +84,6 @@ struct kvist_store_options {
     bool huge_pages;           /* ask for them */
     uint32_t checksum_threads; /* at idle priority; 1..8 */
     uint64_t hold_us;          /* how long a promoted block waits for its session's lease */
-    uint64_t fill_max_us;      /* how long a grant may keep other sessions from storing a key: none
-                                  does, the first commit wins whoever holds what */
     enum kvist_admission admission;
     const struct kvist_tier_options *tier; /* path, sizes, threads; events are the store's own.
                                               NULL: no NVMe */
