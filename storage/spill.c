@@ -2,16 +2,16 @@
  * spill - checksums, and blocks on their way to NVMe.
  *
  * Role        takes a checksum after each commit at idle priority. The tier compares a block's
- * bytes with it before it writes them; what changed since is dropped. A block that has none yet
- * gets one first, at normal priority. A block stays READY while it is written; its slot is pinned.
- * Save: what is hot and in DRAM alone, then a sync. Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX
- * in flight; a full queue skips the checksum, which is then taken at the spill Errors      a write
- * that fails marks the block: it will go without a copy, and be counted
+ *             bytes with it before it writes them; what changed since is dropped. A block that has
+ *             none yet gets one first, at normal priority. A block stays READY while it is written;
+ *             its slot is pinned. Save: what is hot and in DRAM alone, then a sync.
+ * Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which
+ *             is then taken at the spill
+ * Errors      a write that fails marks the block: it will go without a copy, and be counted
  */
+#include "proto/key/checksum.h"
 #include "proto/key/key.h"
 #include "storage/internal.h"
-
-#include <xxhash.h>
 
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ static void sum_run(struct kvist_job *job)
 {
     struct kvist_spill *spill = (struct kvist_spill *)job;
     uint64_t seed = kvist_key_checksum_seed(spill->block.key, spill->block.pool_id);
-    spill->sum = XXH3_64bits_withSeed(spill->source, spill->block.block_bytes, seed);
+    spill->sum = kvist_checksum(spill->source, spill->block.block_bytes, seed);
 }
 
 /* Describe a READY block and pin its slot. */
