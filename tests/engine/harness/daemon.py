@@ -180,4 +180,4 @@ class Daemon(Child):
         )
         if done.returncode != 0:
             raise self.fail(f"kvist {' '.join(args)} failed: {done.stderr}")
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(done.stdout)
