@@ -150,7 +150,7 @@ def test_sigterm_under_load(servers, plain, daemon, questions, references):
         load.wait_more(6)
         server.signal(signal.SIGTERM)
         expect.at_rest(daemon, engines=0, limit_s=30)
-        server.end()
+        server.signal_all(signal.SIGKILL)
     complete = [answer for answer in load.answers if answer[2].error is None]
     assert len(complete) >= 6
     assert not wrong_answers(complete, reference)
