@@ -157,6 +157,8 @@ class Server(Child):
                 if got and answer.ttft is None:
                     answer.ttft = time.perf_counter() - start
                 answer.tokens += got
+                if choice.get("finish_reason") not in (None, "length"):
+                    answer.error = f"ended by {choice['finish_reason']}"  # "abort": a shutdown
             details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
             answer.cached = details.get("cached_tokens") or answer.cached
             if leave_after is not None and len(answer.tokens) >= leave_after:
