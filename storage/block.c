@@ -148,9 +148,12 @@ enum kvist_status kvist_store_return(struct kvist_store_session *session,
     if (!names_grant(session, ordinal, slot, ticket, reservation)) {
         return KVIST_NOT_FOUND;
     }
+    bool unwanted = pool->slots[slot].epoch == pool->epoch; /* else a clear made it worthless */
     kvist_session_free_ticket(session, ticket);
     kvist_slot_drop(pool, slot);
-    kvist_session_rest(session, ordinal);
+    if (unwanted) {
+        kvist_session_rest(session, ordinal);
+    }
     session->store->stats.returns_total++;
     return KVIST_OK;
 }

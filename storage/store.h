@@ -284,7 +284,8 @@ KVIST_MUST_USE enum kvist_status kvist_store_commit(struct kvist_store_session *
 
 /**
  * Give a granted slot back unfilled. It is not replaced by another grant within a second, unless
- * the session commits. NOT_FOUND: the grant has ended before; INVALID: never a grant.
+ * the session commits, or a clear had made the grant worthless. NOT_FOUND: the grant has ended
+ * before; INVALID: never a grant.
  */
 KVIST_MUST_USE enum kvist_status kvist_store_return(struct kvist_store_session *session,
                                                     uint32_t pool,

@@ -348,6 +348,18 @@ static void clearing_waits_for_leases_and_stales_grants(void)
     kvist_test_advance(store, 100000);
     KVIST_TEST_EQUAL(stats_now().slots_retired, 0);
     KVIST_TEST_EQUAL(stats_now().commits_stale_total, 8);
+    /* What was granted before goes back, and is replaced at once. */
+    struct kvist_store_grant stale;
+    uint32_t returned = 0;
+    for (; kvist_test_engine_take(engine, ordinal, &stale); returned++) {
+        KVIST_TEST_STATUS(
+            kvist_store_return(
+                engine->session, ordinal, stale.slot, stale.ticket, stale.reservation),
+            KVIST_OK);
+    }
+    KVIST_TEST_TRUE(returned > 0);
+    kvist_test_settle(store);
+    KVIST_TEST_TRUE(engine->pools[ordinal].grant_count >= returned);
     KVIST_TEST_STATUS(kvist_test_engine_put(engine, ordinal, 3, SLOT_BYTES), KVIST_OK);
     kvist_test_engine_close(&engine);
 }
