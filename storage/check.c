@@ -265,6 +265,7 @@ const char *kvist_store_check(struct kvist_store *store)
     uint64_t bytes = 0;
     uint64_t granted_slots = 0;
     uint64_t granted_tickets = 0;
+    uint32_t writers = 0;
     for (uint32_t index = 0; index < store->pool_high; index++) {
         if (store->pools[index] != NULL) {
             const char *broken = check_pool(store->pools[index], &bytes);
@@ -272,6 +273,7 @@ const char *kvist_store_check(struct kvist_store *store)
                 return broken;
             }
             granted_slots += store->pools[index]->counts[KVIST_SLOT_GRANTED];
+            writers += store->pools[index]->writer_count;
         }
     }
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
@@ -285,6 +287,9 @@ const char *kvist_store_check(struct kvist_store *store)
     }
     if (granted_slots != granted_tickets) {
         return "not every GRANTED slot is some session's";
+    }
+    if (writers != store->writer_count) {
+        return "the store has not as many writers as were counted";
     }
     if (bytes != store->used_bytes || bytes > store->options.arena_bytes) {
         return "the arena is larger than counted, or than it may be";

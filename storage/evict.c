@@ -274,7 +274,8 @@ static uint32_t live_segments(const struct kvist_store_pool *pool)
 
 static bool yields_to(const struct kvist_store_pool *donor, const struct kvist_store_pool *pool)
 {
-    if (donor == NULL || donor == pool || live_segments(donor) == 0) {
+    if (donor == NULL || donor == pool || live_segments(donor) == 0 ||
+        pool->store->now_us < donor->keeps_until_us) {
         return false;
     }
     if (donor->session_count == 0) {
@@ -324,7 +325,8 @@ static bool take_from_others(struct kvist_store_pool *pool)
     }
     (void)kvist_evict_count_leases(store, NULL);
     struct kvist_segment *segment = choose_segment(best);
-    if (segment == NULL) {
+    if (segment == NULL) { /* try another pool, and later this one again */
+        best->keeps_until_us = store->now_us + KVIST_KEEPS_US;
         pool->take_after_us = store->now_us + KVIST_TAKE_RETRY_US;
         return false;
     }
@@ -353,6 +355,14 @@ static bool is_outranked(const struct kvist_store_pool *pool)
         }
     }
     return false;
+}
+
+bool kvist_evict_has_room(const struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
+    return pool->segment_count < pool->segment_max &&
+           store->options.arena_bytes - store->used_bytes >= pool->segment_bytes &&
+           !is_outranked(pool);
 }
 
 static void populate_ahead(struct kvist_store_pool *pool)

@@ -49,6 +49,7 @@
 #define KVIST_SPILL_PATIENCE_US 50000U /* NVMe is waited for so long before blocks are dropped */
 #define KVIST_DRAIN_GIVE_UP_US  1000000U
 #define KVIST_TAKE_RETRY_US     20000U
+#define KVIST_KEEPS_US          200000U
 #define KVIST_MAPPED_CHECK_US   10000U
 #define KVIST_POPULATE_RETRY_US 1000000U
 #define KVIST_SESSION_NONE      UINT16_MAX
@@ -127,6 +128,7 @@ struct kvist_store_pool {
     uint32_t retired_head;
     uint64_t last_used_us; /* when its last session left */
     uint64_t take_after_us;    /* when to look for a segment of another pool again */
+    uint64_t keeps_until_us;   /* no segment of it could be emptied: others are asked meanwhile */
     uint64_t starved_since_us; /* fewer slots free than critical since then; 0: not so */
     uint64_t populate_after_us;
     uint64_t grow_after_us;
@@ -152,6 +154,7 @@ struct kvist_attachment {
     bool writes;
     uint32_t granted_count;
     uint32_t target; /* of grants outstanding */
+    bool filling;    /* towards the target; else a quarter is to be used up first */
     uint64_t topped_up_us;
     uint64_t rests_until_us; /* it gave slots back: no more for a while, unless it commits */
     uint32_t segment_hint;
@@ -294,6 +297,7 @@ struct kvist_store {
     uint32_t session_count;
     uint32_t session_turn; /* whose grants come first */
     uint32_t process_count;
+    uint32_t writer_count; /* of all pools */
     uint64_t retired_scan_us;
     struct kvist_spill sums[KVIST_SUMS_MAX];
     struct kvist_spill *sum_free;
@@ -458,6 +462,9 @@ uint32_t kvist_evict_critical(const struct kvist_store_pool *pool);
 uint32_t kvist_evict_blocks(struct kvist_store_pool *pool, uint32_t want);
 /* Slots that exist in the pool's live segments. */
 uint32_t kvist_evict_slot_count(const struct kvist_store_pool *pool);
+/* Whether the pool may have one more segment at nobody's cost: of free memory that no smaller pool
+   waits for. */
+bool kvist_evict_has_room(const struct kvist_store_pool *pool);
 /* Unpublish these READY slots unless they are leased. @return how many are gone */
 uint32_t kvist_evict_slots(struct kvist_store_pool *pool,
                            const uint32_t *slots,

@@ -224,6 +224,7 @@ static void settle_attachment(struct kvist_store_session *session, uint32_t ordi
     kvist_promote_forget_holds(session->store, attachment->serial);
     pool->session_count--;
     pool->writer_count -= attachment->writes;
+    session->store->writer_count -= attachment->writes;
     pool->last_used_us = session->store->now_us;
     free(attachment->mapped);
     *attachment = (struct kvist_attachment){.pool = NULL};
@@ -385,6 +386,7 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
     if (!read_only && !attachment->writes) {
         attachment->writes = true;
         pool->writer_count++;
+        session->store->writer_count++;
     }
     if (process->schedules) {
         attachment->target = KVIST_GRANT_START;
@@ -555,20 +557,25 @@ void kvist_session_free_ticket(struct kvist_store_session *session, uint32_t tic
     session->ticket_free[session->ticket_free_count++] = (uint16_t)ticket;
 }
 
-/* A session's share: half of the pool alone, at most an eighth beside others. */
+/* While the arena has room, grants cost nothing: each writer may hold half of what it would get if
+   the arena were shared out evenly among all writers and one more. Without room every grant takes
+   the place of a block: half of the pool alone, at most an eighth beside other writers of it. */
 static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t ordinal)
 {
     const struct kvist_store_pool *pool = session->attachments[ordinal].pool;
-    uint32_t slots = kvist_evict_slot_count(pool);
-    uint32_t bound = pool->writer_count <= 1 ? slots / 2 : slots / 8;
-    if (pool->writer_count > 2 && slots / (4 * pool->writer_count) < bound) {
-        bound = slots / (4 * pool->writer_count);
+    uint32_t bound = pool->slot_max / (2 * (session->store->writer_count + 1));
+    if (!kvist_evict_has_room(pool)) {
+        uint32_t slots = kvist_evict_slot_count(pool);
+        uint32_t part = pool->writer_count <= 1 ? 2 : 8;
+        part = pool->writer_count > 2 ? 4 * pool->writer_count : part;
+        bound = slots / part < bound ? slots / part : bound;
     }
     bound = bound < KVIST_GRANT_FLOOR ? KVIST_GRANT_FLOOR : bound;
     uint32_t tickets = KVIST_GRANTS_MAX / session->attachment_count;
     return bound < tickets ? bound : tickets;
 }
 
+/* Called when a part of the grants was used up. */
 static void adapt_target(struct kvist_attachment *attachment, uint64_t now_us)
 {
     uint64_t since_us = now_us - attachment->topped_up_us;
@@ -645,15 +652,24 @@ static void top_up(struct kvist_store_process *process, uint32_t ordinal)
     struct kvist_store_session *session = process->session;
     struct kvist_store *store = session->store;
     struct kvist_attachment *attachment = &session->attachments[ordinal];
-    uint32_t bound = grant_bound(session, ordinal);
-    uint32_t wanted = attachment->target < bound ? attachment->target : bound;
-    /* A quarter is used up before a message is worth sending. */
-    if (attachment->granted_count > wanted - (wanted + 3) / 4 ||
-        store->now_us < attachment->rests_until_us) {
+    if (store->now_us < attachment->rests_until_us) {
         return;
     }
-    adapt_target(attachment, store->now_us);
-    wanted = attachment->target < bound ? attachment->target : bound;
+    uint32_t bound = grant_bound(session, ordinal);
+    uint32_t wanted = attachment->target < bound ? attachment->target : bound;
+    /* A quarter is used up before a message is worth sending; then they are filled up again, as
+       fast as there are slots. */
+    if (attachment->granted_count >= wanted) {
+        attachment->filling = false;
+    } else if (!attachment->filling &&
+               attachment->granted_count <= wanted - (wanted + 3) / 4) {
+        attachment->filling = true;
+        adapt_target(attachment, store->now_us);
+        wanted = attachment->target < bound ? attachment->target : bound;
+    }
+    if (!attachment->filling) {
+        return;
+    }
     uint32_t count = 0;
     while (attachment->granted_count < wanted && session->ticket_free_count > 0) {
         uint32_t slot = kvist_session_take_slot(session, ordinal, KVIST_SLOT_GRANTED);

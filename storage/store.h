@@ -10,6 +10,14 @@
  *             RETIRED -> READY when eviction finds a lease; RETIRED waits for its leases on clear
  * Threads     the loop thread, every function and every event. Populating, checksums and tier I/O
  *             run on workers and come back through kvist_store_turn().
+ * Grants      while the arena has room (a free segment that no smaller pool waits for), a writer is
+ *             granted up to 1 / (2 * (writers + 1)) of the arena's slots, writers being the
+ *             attachments of all pools that write: half of an even share, with one more to come.
+ *             Pools grow for it without waiting for commits. Without room the bound is also half
+ *             of the pool's slots, or an eighth beside another writer of the pool, 1 / (4 * n)
+ *             beside more. Always at least 4, at first at most 256, doubled when half is used up
+ *             within a second; KVIST_GRANTS_MAX a session. What is granted stays granted: a
+ *             session that is stopped keeps no more than its bound was
  * Ownership   fds and pointers handed out are borrowed and live as long as their object
  * Limits      limits.h; nothing here allocates on the path of commit, return, touch and eviction
  * Invariants  every slot is in exactly one state; FREE + GRANTED + READY + RETIRED + LOADING ==

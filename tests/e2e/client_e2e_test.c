@@ -31,8 +31,11 @@ static const char *kvist_path;
 static struct {
     char directory[64];
     char socket_path[108];
+    const char *arena;
     pid_t pid;
 } daemon_under_test;
+
+static uint64_t slot_bytes; /* of the pools that engines open */
 
 /* --- Daemon -------------------------------------------------------------------------------- */
 
@@ -82,7 +85,7 @@ static void daemon_start(void)
                     "--log-level",
                     "error",
                     "--arena",
-                    "16M",
+                    daemon_under_test.arena,
                     (char *)NULL);
         _exit(127);
     }
@@ -112,6 +115,8 @@ static void setup(void)
         daemon_under_test.directory, sizeof(daemon_under_test.directory), "/tmp/kvist-e2e-XXXXXX");
     KVIST_TEST_FATAL(mkdtemp(daemon_under_test.directory) != NULL);
     in_directory("kvist.sock", daemon_under_test.socket_path);
+    daemon_under_test.arena = "16M";
+    slot_bytes = BLOCK_BYTES;
     daemon_start();
 }
 
@@ -192,7 +197,7 @@ static void engine_open(struct engine *engine,
     struct kvist_pool_options pool = KVIST_POOL_OPTIONS_INIT;
     pool.fields = fields;
     pool.field_count = 1;
-    pool.slot_bytes = BLOCK_BYTES;
+    pool.slot_bytes = slot_bytes;
     KVIST_TEST_FATAL(kvist_client_create(&options, &engine->client, &err) == KVIST_OK);
     KVIST_TEST_FATAL(kvist_client_thread_start(engine->client, &err) == KVIST_OK);
     KVIST_TEST_FATAL(kvist_pool_open(engine->client, &pool, &engine->pool, &err) == KVIST_OK);
@@ -348,6 +353,33 @@ static void a_block_is_stored_once(void)
     KVIST_TEST_EQUAL(figure("slots_ready"), 1);
     kvist_client_destroy(&one.client);
     kvist_client_destroy(&other.client);
+}
+
+static uint64_t grants_held(const struct engine *engine)
+{
+    struct kvist_client_stats stats;
+    kvist_client_stats(engine->client, &stats);
+    return stats.grants_held;
+}
+
+/* An empty arena, large blocks, and an engine that has stored nothing yet. */
+static void a_new_engine_can_store_whole_prompts(void)
+{
+    enum { CHUNKS = 31 };
+    struct engine engine;
+    daemon_end(SIGTERM);
+    daemon_under_test.arena = "2G";
+    slot_bytes = 16ULL << 20;
+    daemon_start();
+    engine_make(&engine);
+    EVENTUALLY(grants_held(&engine) >= CHUNKS);
+    for (uint64_t number = 1; number <= CHUNKS; number++) {
+        KVIST_TEST_TRUE(put(&engine, number));
+    }
+    for (uint64_t number = 1; number <= CHUNKS; number++) {
+        EVENTUALLY(get(&engine, number) == GOT_RIGHT);
+    }
+    kvist_client_destroy(&engine.client);
 }
 
 /* --- Ranks --------------------------------------------------------------------------------- */
@@ -721,6 +753,7 @@ int main(int argc, char **argv)
     static const struct kvist_unit_case cases[] = {
         {"blocks outlive the engine that put them", blocks_outlive_the_engine_that_put_them},
         {"a block is stored once", a_block_is_stored_once},
+        {"a new engine can store whole prompts", a_new_engine_can_store_whole_prompts},
         {"two ranks fill and read their halves", two_ranks_fill_and_read_their_halves},
         {"hits go on when the daemon is killed", hits_go_on_when_the_daemon_is_killed},
         {"it may die again and again", it_may_die_again_and_again},

@@ -53,7 +53,7 @@ class Stop(harness.Case):
         again.send(wire.PREFETCH, {1: again.pool, 2: list(contents)})
         done = 0
         while done < 50:
-            done += again.pushed(wire.PROMOTED).number(2)
+            done += again.served(wire.PROMOTED).number(2)
         # As many as there were slots for: the engine's own grants are its own.
         promoted = daemon.metric("promotes_total")
         self.assertGreaterEqual(promoted, 8)

@@ -282,16 +282,23 @@ class Engine(Peer):
         self.send(MAPPED, {1: self.pool, 2: segment, 3: serial})
         return segment
 
-    def granted(self):
-        """The next grant's slots as (slot, ticket, reservation); maps what comes before it."""
+    def served(self, body):
+        """The next push of a kind; maps the segments that come before it, as an engine does."""
+        kept = []
         while True:
             message = self.waiting.pop(0) if self.waiting else self.receive()
+            if message.body == body:
+                self.waiting[:0] = kept
+                return message
             if message.body == SEGMENT:
                 self.take_segment(message)
-            elif message.body == GRANT:
-                slots = [unpack(part) for part in message.fields[2]]
-                return [(number(s, 1), number(s, 2), number(s, 3)) for s in slots]
-            message.close()
+            else:
+                kept.append(message)
+
+    def granted(self):
+        """The next grant's slots as (slot, ticket, reservation)."""
+        slots = [unpack(part) for part in self.served(GRANT).fields[2]]
+        return [(number(s, 1), number(s, 2), number(s, 3)) for s in slots]
 
     def fill(self, slot, ticket, reservation, content):
         segment, index = divmod(slot, self.slots_per_segment)
