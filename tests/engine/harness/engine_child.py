@@ -16,6 +16,42 @@ import traceback
 IDLE_LIMIT_S = 60.0
 
 
+class Clock:
+    """Adds up the time that callers spend in an object's public methods."""
+
+    def __init__(self, target: object) -> None:
+        self.target = target
+        self.total_s = 0.0  # on the wall
+        self.cpu_s = 0.0
+        self.depth = 0
+        self.names = [
+            name
+            for name in dir(target)
+            if not name.startswith("_") and callable(getattr(target, name))
+        ]
+        for name in self.names:
+            setattr(target, name, self.wrap(getattr(target, name)))
+
+    def wrap(self, method):
+        def call(*args, **kwargs):
+            if self.depth:
+                return method(*args, **kwargs)
+            self.depth = 1
+            start, cpu = time.perf_counter(), time.thread_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.total_s += time.perf_counter() - start
+                self.cpu_s += time.thread_time() - cpu
+                self.depth = 0
+
+        return call
+
+    def remove(self) -> None:
+        for name in self.names:
+            delattr(self.target, name)
+
+
 class Child:
     def __init__(self, options: dict) -> None:
         from vllm import LLM
@@ -128,6 +164,24 @@ class Child:
             if value is not None:
                 values[metric.name] = values.get(metric.name, 0) + value
         return {"metrics": values}
+
+    def clocked(self, prompts: list[list[int]], max_tokens: int) -> dict:
+        """Run prompts one after the other, vLLM's own cache emptied before each. How many seconds
+        each spent in calls of the plugin's manager, all of which are on the scheduler's thread."""
+        clock = Clock(self.core.scheduler.connector.connector_scheduler.manager)
+        seconds = []
+        cpu_seconds = []
+        cached = []
+        for tokens in prompts:
+            self.llm.reset_prefix_cache()
+            clock.total_s = clock.cpu_s = 0.0
+            result = self.finish(self.start([tokens], max_tokens, True))[0]
+            self.until_idle()
+            seconds.append(clock.total_s)
+            cpu_seconds.append(clock.cpu_s)
+            cached.append(result["cached"])
+        clock.remove()
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "cached": cached}
 
     def sleep(self, level: int) -> dict:
         self.llm.sleep(level=level)
