@@ -330,6 +330,14 @@ void kvist_pool_release(struct kvist_pool *pool,
 
 /* --- Prefetch ------------------------------------------------------------------------------ */
 
+/* protobuf-c takes what it only reads as not const. */
+static ProtobufCBinaryData wire_key(const uint8_t *key)
+{
+    ProtobufCBinaryData data = {.len = KVIST_KEY_BYTES};
+    memcpy(&data.data, &key, sizeof(key));
+    return data;
+}
+
 static enum kvist_status
 post_prefetch_locked(struct kvist_pool *pool, const uint8_t *keys, size_t key_count)
 {
@@ -340,9 +348,7 @@ post_prefetch_locked(struct kvist_pool *pool, const uint8_t *keys, size_t key_co
         return KVIST_UNAVAILABLE;
     }
     for (size_t index = 0; index < key_count; index++) {
-        const uint8_t *key = keys + index * KVIST_KEY_BYTES;
-        list[index].len = KVIST_KEY_BYTES;
-        memcpy(&list[index].data, &key, sizeof(key)); /* packing only reads */
+        list[index] = wire_key(keys + index * KVIST_KEY_BYTES);
     }
     Kvist__Wire__Prefetch prefetch;
     kvist__wire__prefetch__init(&prefetch);
@@ -377,6 +383,27 @@ kvist_pool_prefetch(struct kvist_pool *pool, const uint8_t *keys, size_t key_cou
 
 /* --- Verify -------------------------------------------------------------------------------- */
 
+/* Tell the daemon, which looks for itself. Lost when it is away: who verifies next tells again. */
+static void post_suspect_locked(struct kvist_pool *pool, const uint8_t *key, uint64_t instance)
+{
+    struct kvist_client *client = pool->client;
+    const struct kvist_view *view = kvist_view_current_locked(pool);
+    if (view == NULL || pool->state != KVIST_POOL_OPEN || client->current->instance != instance) {
+        return;
+    }
+    ProtobufCBinaryData suspected = wire_key(key);
+    Kvist__Wire__Suspect suspect;
+    kvist__wire__suspect__init(&suspect);
+    suspect.pool = view->ordinal;
+    suspect.n_keys = 1;
+    suspect.keys = &suspected;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_SUSPECT;
+    envelope.suspect = &suspect;
+    (void)kvist_link_post_locked(client, &envelope);
+}
+
 enum kvist_status kvist_pool_verify(struct kvist_pool *pool,
                                     const uint8_t key[KVIST_KEY_BYTES],
                                     uint64_t instance,
@@ -405,6 +432,9 @@ enum kvist_status kvist_pool_verify(struct kvist_pool *pool,
     if (status == KVIST_OK &&
         kvist_checksum(address, block_bytes, kvist_key_checksum_seed(key, pool_id)) != expected) {
         status = KVIST_CORRUPT;
+        (void)pthread_mutex_lock(client->lock);
+        post_suspect_locked(pool, key, instance);
+        (void)pthread_mutex_unlock(client->lock);
     }
     return status;
 }

@@ -213,6 +213,22 @@ static void on_prefetch(struct kvist_connection *connection, const Kvist__Wire__
     }
 }
 
+static void on_suspect(struct kvist_connection *connection, const Kvist__Wire__Suspect *suspect)
+{
+    uint8_t keys[KVIST_SUSPECT_KEYS_MAX][KVIST_KEY_BYTES];
+    for (size_t index = 0; index < suspect->n_keys; index++) {
+        memcpy(keys[index], suspect->keys[index].data, KVIST_KEY_BYTES);
+    }
+    enum kvist_status status = kvist_store_suspect(connection->process->store,
+                                                   suspect->pool,
+                                                   (const uint8_t(*)[KVIST_KEY_BYTES])keys,
+                                                   suspect->n_keys);
+    if (status == KVIST_INVALID) {
+        kvist_connection_refuse(
+            connection, 0, status, "suspects in a pool that the process has not opened");
+    }
+}
+
 /* --- Replies that come later ----------------------------------------------------------------- */
 
 struct kvist_pending {
@@ -624,6 +640,7 @@ static const char *check_sender(const struct kvist_connection *connection,
         return connection->state == KVIST_CONNECTION_GREETING ? NULL : "a second hello";
     case KVIST__WIRE__ENVELOPE__BODY_OPEN_POOL:
     case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
+    case KVIST__WIRE__ENVELOPE__BODY_SUSPECT:
         return process != NULL ? NULL : "a tool opens no pools";
     case KVIST__WIRE__ENVELOPE__BODY_COMMIT:
     case KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS:
@@ -662,6 +679,9 @@ static void dispatch_posted(struct kvist_connection *connection,
         break;
     case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
         kvist_store_detach(process, envelope->close_pool->pool);
+        break;
+    case KVIST__WIRE__ENVELOPE__BODY_SUSPECT:
+        on_suspect(connection, envelope->suspect);
         break;
     default:
         on_prefetch(connection, envelope->prefetch);
@@ -726,6 +746,7 @@ void kvist_dispatch_message(void *ctx,
     case KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS:
     case KVIST__WIRE__ENVELOPE__BODY_PREFETCH:
     case KVIST__WIRE__ENVELOPE__BODY_CLOSE_POOL:
+    case KVIST__WIRE__ENVELOPE__BODY_SUSPECT:
         dispatch_posted(connection, envelope);
         break;
     default:

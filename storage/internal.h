@@ -37,6 +37,10 @@
 #define KVIST_FRESH_MAX         1024U /* commits of a pool that one turn puts in order */
 #define KVIST_SUMS_MAX          32U   /* checksums in flight, four a thread: they pin slots */
 #define KVIST_SUM_QUEUE_MAX     16384U
+#define KVIST_SUSPECTS_MAX      1024U /* blocks that wait for a checksum because of a session */
+/* What a session may have read for its suspicions, and how much of it at once. */
+#define KVIST_SUSPECT_BYTES_PER_US 256U
+#define KVIST_SUSPECT_BURST_BYTES  KVIST_BLOCK_BYTES_MAX
 #define KVIST_SPILLS_MAX        24U /* in flight; the tier's other places are for promotions */
 #define KVIST_LOADS_ACTIVE_MAX  32U
 #define KVIST_LOADS_MAX         8192U  /* promotions, waiting or in flight */
@@ -59,6 +63,7 @@ enum kvist_slot_flag {
     KVIST_FLAG_HELD = 2,    /* promoted, and waiting for its session's lease */
     KVIST_FLAG_SPILLING = 4, /* on its way to NVMe */
     KVIST_FLAG_UNSPILLABLE = 8, /* a write of it failed: it goes without a copy */
+    KVIST_FLAG_SUSPECT = 16, /* a session called it corrupt: its checksum is to be taken again */
 };
 
 /* The private truth about a slot; its state is in states[]. */
@@ -180,6 +185,8 @@ struct kvist_store_session {
     struct kvist_attachment attachments[KVIST_SESSION_POOLS_MAX];
     uint32_t attachment_count; /* places in use, in any order */
     uint32_t granted_count;
+    uint64_t suspect_bytes_left; /* that may be read for it now */
+    uint64_t suspect_us;         /* when that was so */
     uint32_t ticket_free_count;
     uint16_t ticket_free[KVIST_GRANTS_MAX];
     struct kvist_ticket tickets[KVIST_GRANTS_MAX];
@@ -212,6 +219,14 @@ struct kvist_slot_name {
     uint64_t generation;
 };
 
+/* Slots that something is to be done about; what comes while it is full is left out. */
+struct kvist_slot_ring {
+    struct kvist_slot_name *names; /* [capacity] */
+    uint32_t capacity;             /* a power of two */
+    uint32_t head;
+    uint32_t tail;
+};
+
 /* A block that a worker or the tier is reading: a checksum, or a whole spill. */
 struct kvist_spill {
     struct kvist_job job;
@@ -220,6 +235,7 @@ struct kvist_spill {
     struct kvist_store_pool *pool;
     uint32_t slot;
     bool for_save;
+    bool suspected; /* a checksum that was taken before, because of a session */
     struct kvist_tier_block block;
     const void *source;
     uint64_t sum;
@@ -304,12 +320,10 @@ struct kvist_store {
     uint32_t sums_active;
     struct kvist_spill spills[KVIST_SPILLS_MAX];
     struct kvist_spill *spill_free;
-    struct kvist_slot_name *sum_queue; /* ring [KVIST_SUM_QUEUE_MAX] */
-    uint32_t sum_head;
-    uint32_t sum_tail;
-    struct kvist_slot_name *behind_queue; /* ring, the same size: write-behind */
-    uint32_t behind_head;
-    uint32_t behind_tail;
+    struct kvist_slot_ring sum_queue;     /* committed, without a checksum */
+    struct kvist_slot_ring suspect_queue; /* called corrupt */
+    struct kvist_slot_ring behind_queue;  /* write-behind */
+    bool suspects_next;                   /* sums and suspects take turns */
     struct kvist_load *loads; /* [KVIST_LOADS_MAX], with a tier */
     struct kvist_load *load_free;
     struct kvist_load *load_first; /* waiting */
@@ -479,7 +493,8 @@ void kvist_evict_turn_retired(struct kvist_store *store);
 
 /* --- spill.c --------------------------------------------------------------------------------- */
 
-void kvist_spill_init(struct kvist_store *store);
+KVIST_MUST_USE enum kvist_status kvist_spill_init(struct kvist_store *store);
+void kvist_spill_fini(struct kvist_store *store);
 /* A block was published: have its checksum taken. */
 void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot);
 /* Whether the block must be on NVMe before it may go. */

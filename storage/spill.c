@@ -5,9 +5,11 @@
  *             bytes with it before it writes them; what changed since is dropped. A block that has
  *             none yet gets one first, at normal priority. A block stays READY while it is written;
  *             its slot is pinned. Save: what is hot and in DRAM alone, then a sync.
- * Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which
- *             is then taken at the spill
- * Errors      a write that fails marks the block: it will go without a copy, and be counted
+ *             A block that a session calls corrupt has its checksum taken again, and is dropped
+ * when it differs; one that never had its checksum taken cannot be judged, and gets it then. Limits
+ * KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which is then
+ * taken at the spill Errors      a write that fails marks the block: it will go without a copy, and
+ * be counted
  */
 #include "proto/key/checksum.h"
 #include "proto/key/key.h"
@@ -19,7 +21,34 @@
 
 /* --- Jobs ------------------------------------------------------------------------------------ */
 
-void kvist_spill_init(struct kvist_store *store)
+static bool open_ring(struct kvist_slot_ring *ring, uint32_t capacity)
+{
+    ring->names = calloc(capacity, sizeof(ring->names[0]));
+    ring->capacity = capacity;
+    return ring->names != NULL;
+}
+
+static bool ring_is_empty(const struct kvist_slot_ring *ring)
+{
+    return ring->head == ring->tail;
+}
+
+static const struct kvist_slot_name *ring_first(const struct kvist_slot_ring *ring)
+{
+    return &ring->names[ring->head % ring->capacity];
+}
+
+/* @return false: it is full */
+static bool push_name(struct kvist_slot_ring *ring, const struct kvist_slot_name *name)
+{
+    if (ring->tail - ring->head == ring->capacity) {
+        return false;
+    }
+    ring->names[ring->tail++ % ring->capacity] = *name;
+    return true;
+}
+
+enum kvist_status kvist_spill_init(struct kvist_store *store)
 {
     for (uint32_t index = 0; index < KVIST_SUMS_MAX; index++) {
         store->sums[index].store = store;
@@ -31,6 +60,17 @@ void kvist_spill_init(struct kvist_store *store)
         store->spills[index].next_free = store->spill_free;
         store->spill_free = &store->spills[index];
     }
+    bool opened = open_ring(&store->sum_queue, KVIST_SUM_QUEUE_MAX);
+    opened = open_ring(&store->suspect_queue, KVIST_SUSPECTS_MAX) && opened;
+    opened = open_ring(&store->behind_queue, KVIST_SUM_QUEUE_MAX) && opened;
+    return opened ? KVIST_OK : KVIST_NO_MEMORY;
+}
+
+void kvist_spill_fini(struct kvist_store *store)
+{
+    free(store->sum_queue.names);
+    free(store->suspect_queue.names);
+    free(store->behind_queue.names);
 }
 
 static void sum_run(struct kvist_job *job)
@@ -82,21 +122,11 @@ static void write_sum(struct kvist_store_pool *pool, uint32_t slot, uint64_t sum
 
 /* --- Checksums after commit ------------------------------------------------------------------ */
 
-static void push_name(struct kvist_slot_name *ring,
-                      uint32_t head,
-                      uint32_t *tail,
-                      const struct kvist_slot_name *name)
-{
-    if (*tail - head < KVIST_SUM_QUEUE_MAX) {
-        ring[(*tail)++ % KVIST_SUM_QUEUE_MAX] = *name;
-    }
-}
-
 void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot)
 {
     struct kvist_store *store = pool->store;
     struct kvist_slot_name name = kvist_slot_name_of(pool, slot);
-    push_name(store->sum_queue, store->sum_head, &store->sum_tail, &name);
+    (void)push_name(&store->sum_queue, &name);
 }
 
 static void sum_done(struct kvist_job *job)
@@ -104,42 +134,114 @@ static void sum_done(struct kvist_job *job)
     struct kvist_spill *spill = (struct kvist_spill *)job;
     struct kvist_store *store = spill->store;
     struct kvist_store_pool *pool = spill->pool;
+    struct kvist_slot *info = &pool->slots[spill->slot];
     uint64_t known = 0;
-    pool->slots[spill->slot].pins--;
+    info->flags &= spill->suspected ? (uint8_t)~KVIST_FLAG_SUSPECT : UINT8_MAX;
+    info->pins--;
     if (is_ready(spill) && !known_sum(pool, spill->slot, &known)) {
         write_sum(pool, spill->slot, spill->sum);
         if (store->options.admission == KVIST_ADMIT_ALL && store->tier != NULL) {
             struct kvist_slot_name name = kvist_slot_name_of(pool, spill->slot);
-            push_name(store->behind_queue, store->behind_head, &store->behind_tail, &name);
+            (void)push_name(&store->behind_queue, &name);
         }
+    } else if (is_ready(spill) && known != spill->sum) {
+        store->stats.checksum_mismatch_total++;
+        store->stats.suspects_confirmed_total += spill->suspected;
+        kvist_spill_drop_block(pool, spill->slot);
     }
     spill->next_free = store->sum_free;
     store->sum_free = spill;
     store->sums_active--;
 }
 
+/* @return false: the workers take no more now */
+static bool start_sum(struct kvist_store *store, const struct kvist_slot_name *name, bool suspected)
+{
+    struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
+    if (pool == NULL) {
+        return true;
+    }
+    struct kvist_spill *spill = store->sum_free;
+    spill->job = (struct kvist_job){.run = sum_run, .done = sum_done};
+    spill->suspected = suspected;
+    fill_job(spill, pool, name->slot);
+    if (kvist_workers_submit(store->idle, &spill->job) != KVIST_OK) {
+        pool->slots[name->slot].pins--;
+        return false;
+    }
+    store->sum_free = spill->next_free;
+    store->sums_active++;
+    return true;
+}
+
 static void start_sums(struct kvist_store *store)
 {
     /* Few at a time: at idle priority they may wait for long, and their slots cannot go. */
     uint32_t active_max = SUMS_OF_THREAD * store->options.checksum_threads;
-    while (store->sums_active < active_max && store->sum_head != store->sum_tail) {
-        const struct kvist_slot_name *name =
-            &store->sum_queue[store->sum_head++ % KVIST_SUM_QUEUE_MAX];
-        struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
-        if (pool == NULL) {
-            continue;
-        }
-        struct kvist_spill *spill = store->sum_free;
-        spill->job = (struct kvist_job){.run = sum_run, .done = sum_done};
-        fill_job(spill, pool, name->slot);
-        if (kvist_workers_submit(store->idle, &spill->job) != KVIST_OK) {
-            pool->slots[name->slot].pins--;
-            store->sum_head--;
+    struct kvist_slot_ring *sums = &store->sum_queue;
+    struct kvist_slot_ring *suspects = &store->suspect_queue;
+    while (store->sums_active < active_max && !(ring_is_empty(sums) && ring_is_empty(suspects))) {
+        bool suspects_now =
+            !ring_is_empty(suspects) && (store->suspects_next || ring_is_empty(sums));
+        struct kvist_slot_ring *ring = suspects_now ? suspects : sums;
+        if (!start_sum(store, ring_first(ring), suspects_now)) {
             return;
         }
-        store->sum_free = spill->next_free;
-        store->sums_active++;
+        ring->head++;
+        store->suspects_next = !suspects_now;
     }
+}
+
+/* --- Suspects -------------------------------------------------------------------------------- */
+
+/* What a session has to spare grows with time; one block may overdraw it. */
+static bool may_suspect(struct kvist_store_session *session, uint64_t now_us)
+{
+    uint64_t earned = (now_us - session->suspect_us) * KVIST_SUSPECT_BYTES_PER_US;
+    uint64_t room = KVIST_SUSPECT_BURST_BYTES - session->suspect_bytes_left;
+    session->suspect_bytes_left += earned < room ? earned : room;
+    session->suspect_us = now_us;
+    return session->suspect_bytes_left > 0;
+}
+
+static void
+suspect_slot(struct kvist_store_session *session, struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_store *store = session->store;
+    struct kvist_slot_name name = kvist_slot_name_of(pool, slot);
+    if ((pool->slots[slot].flags & KVIST_FLAG_SUSPECT) != 0) {
+        return; /* its turn will come */
+    }
+    if (!may_suspect(session, store->now_us) || !push_name(&store->suspect_queue, &name)) {
+        store->stats.suspects_ignored_total++;
+        return;
+    }
+    uint64_t block_bytes = kvist_slot_block_bytes(pool, slot);
+    uint64_t left = session->suspect_bytes_left;
+    session->suspect_bytes_left -= block_bytes < left ? block_bytes : left;
+    pool->slots[slot].flags |= KVIST_FLAG_SUSPECT;
+}
+
+enum kvist_status kvist_store_suspect(struct kvist_store_process *process,
+                                      uint32_t ordinal,
+                                      const uint8_t (*keys)[KVIST_KEY_BYTES],
+                                      size_t key_count)
+{
+    KVIST_CHECK(process->magic == PROCESS_MAGIC);
+    struct kvist_store_session *session = process->session;
+    struct kvist_store_pool *pool = kvist_session_pool(session, ordinal);
+    if (pool == NULL || !process->loans[ordinal].attached || key_count > KVIST_SUSPECT_KEYS_MAX) {
+        return KVIST_INVALID;
+    }
+    session->store->stats.suspects_total += key_count;
+    for (size_t index = 0; index < key_count; index++) {
+        struct kvist_entry_copy entry;
+        if (kvist_map_find(&pool->map, keys[index], &entry) != KVIST_ENTRY_NONE &&
+            entry.state == KVIST_ENTRY_READY) {
+            suspect_slot(session, pool, entry.slot);
+        }
+    }
+    return KVIST_OK;
 }
 
 /* --- To NVMe --------------------------------------------------------------------------------- */
@@ -286,16 +388,15 @@ enum kvist_status kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot
 /* Write-behind: after each commit, when every block is admitted. */
 static void start_behind(struct kvist_store *store)
 {
-    while (store->spill_free != NULL && store->behind_head != store->behind_tail) {
-        const struct kvist_slot_name *name =
-            &store->behind_queue[store->behind_head % KVIST_SUM_QUEUE_MAX];
+    while (store->spill_free != NULL && !ring_is_empty(&store->behind_queue)) {
+        const struct kvist_slot_name *name = ring_first(&store->behind_queue);
         struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
         if (pool != NULL && pool->slots[name->slot].pins == 0 &&
             kvist_spill_wanted(pool, name->slot) &&
             kvist_spill_start(pool, name->slot, false) == KVIST_BUSY) {
             return;
         }
-        store->behind_head++;
+        store->behind_queue.head++;
     }
 }
 

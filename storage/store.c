@@ -34,12 +34,9 @@ static enum kvist_status check_options(const struct kvist_store_options *options
 
 static enum kvist_status allocate(struct kvist_store *store)
 {
-    store->sum_queue = calloc(KVIST_SUM_QUEUE_MAX, sizeof(store->sum_queue[0]));
-    store->behind_queue = calloc(KVIST_SUM_QUEUE_MAX, sizeof(store->behind_queue[0]));
     store->loads = calloc(KVIST_LOADS_MAX, sizeof(store->loads[0]));
     store->holds = calloc(KVIST_HOLDS_MAX, sizeof(store->holds[0]));
-    if (store->sum_queue == NULL || store->behind_queue == NULL || store->loads == NULL ||
-        store->holds == NULL) {
+    if (store->loads == NULL || store->holds == NULL) {
         return KVIST_NO_MEMORY;
     }
     for (uint32_t index = KVIST_LOADS_MAX; index > 0; index--) {
@@ -47,8 +44,7 @@ static enum kvist_status allocate(struct kvist_store *store)
         store->loads[index - 1].next = store->load_free;
         store->load_free = &store->loads[index - 1];
     }
-    kvist_spill_init(store);
-    return KVIST_OK;
+    return kvist_spill_init(store);
 }
 
 static enum kvist_status start_workers(struct kvist_store *store, struct kvist_error *err)
@@ -150,8 +146,7 @@ void kvist_store_close(struct kvist_store **store)
     KVIST_CHECK(old->used_bytes == 0 && old->populated_bytes == 0 && old->draining_bytes == 0);
     free(old->holds);
     free(old->loads);
-    free(old->behind_queue);
-    free(old->sum_queue);
+    kvist_spill_fini(old);
     old->magic = 0;
     free(old);
     *store = NULL;

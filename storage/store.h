@@ -138,6 +138,9 @@ struct kvist_store_stats {
     uint64_t promote_refused_total;   /* beyond the session's share of DRAM, or no room */
     uint64_t checksums_total;
     uint64_t checksum_mismatch_total; /* DRAM bytes changed after commit, found on a crossing */
+    uint64_t suspects_total;          /* keys that sessions called corrupt */
+    uint64_t suspects_ignored_total;  /* not looked at: too many at a time, or too fast */
+    uint64_t suspects_confirmed_total; /* found corrupt here too, and dropped */
     uint64_t clears_total;
     uint64_t revokes_total;
     uint64_t index_full_total;
@@ -307,6 +310,20 @@ KVIST_MUST_USE enum kvist_status kvist_store_prefetch(struct kvist_store_session
                                                       uint32_t pool,
                                                       const uint8_t (*keys)[KVIST_KEY_BYTES],
                                                       size_t key_count);
+
+/**
+ * A process found blocks corrupt. It is not believed: the checksum of each is taken again at idle
+ * priority, and a block in DRAM that does not match is dropped and counted; its copy on NVMe has a
+ * checksum of its own and stays. A block whose checksum was never taken cannot be judged: it is
+ * taken now, and the block stays. Keys that are not in DRAM are skipped, those that wait already
+ * are not queued twice, and a session gets no more than KVIST_SUSPECT_BYTES_PER_US read for it.
+ *
+ * @return OK; INVALID: the process has not attached that pool, or too many keys
+ */
+KVIST_MUST_USE enum kvist_status kvist_store_suspect(struct kvist_store_process *process,
+                                                     uint32_t pool,
+                                                     const uint8_t (*keys)[KVIST_KEY_BYTES],
+                                                     size_t key_count);
 
 /** A rank says that it has mapped a segment: grants in it may now follow. */
 void kvist_store_segment_mapped(struct kvist_store_process *process,

@@ -315,16 +315,32 @@ static enum kvist_status check_return(const Kvist__Wire__Envelope *envelope,
     return KVIST_OK;
 }
 
+static enum kvist_status check_keys(const ProtobufCBinaryData *keys,
+                                    size_t key_count,
+                                    size_t key_count_max,
+                                    struct kvist_error *err)
+{
+    TRY(check_count(key_count, key_count_max, "keys", err));
+    for (size_t index = 0; index < key_count; index++) {
+        TRY(check_length(&keys[index], KVIST_KEY_BYTES, "key", err));
+    }
+    return KVIST_OK;
+}
+
 static enum kvist_status check_prefetch(const Kvist__Wire__Envelope *envelope,
                                         struct kvist_error *err)
 {
     const Kvist__Wire__Prefetch *prefetch = envelope->prefetch;
     TRY(check_pool(prefetch->pool, err));
-    TRY(check_count(prefetch->n_keys, KVIST_KEYS_MAX, "keys", err));
-    for (size_t index = 0; index < prefetch->n_keys; index++) {
-        TRY(check_length(&prefetch->keys[index], KVIST_KEY_BYTES, "key", err));
-    }
-    return KVIST_OK;
+    return check_keys(prefetch->keys, prefetch->n_keys, KVIST_KEYS_MAX, err);
+}
+
+static enum kvist_status check_suspect(const Kvist__Wire__Envelope *envelope,
+                                       struct kvist_error *err)
+{
+    const Kvist__Wire__Suspect *suspect = envelope->suspect;
+    TRY(check_pool(suspect->pool, err));
+    return check_keys(suspect->keys, suspect->n_keys, KVIST_SUSPECT_KEYS_MAX, err);
 }
 
 static enum kvist_status check_close_pool(const Kvist__Wire__Envelope *envelope,
@@ -418,6 +434,7 @@ static const struct body_row body_table[] = {
     ROW(RETURN_SLOTS,  POSTED,  "return_slots",  check_return),
     ROW(PREFETCH,      POSTED,  "prefetch",      check_prefetch),
     ROW(CLOSE_POOL,    POSTED,  "close_pool",    check_close_pool),
+    ROW(SUSPECT,       POSTED,  "suspect",       check_suspect),
     ROW(FAILURE,       FAILURE, "failure",       check_failure),
     ROW(HELLO_REPLY,   REPLY,   "hello_reply",   check_hello_reply),
     ROW(POOL_REPLY,    REPLY,   "pool_reply",    check_pool_reply),

@@ -711,6 +711,17 @@ static void a_clear_drops_what_is_there_and_what_is_under_way(void)
     kvist_client_destroy(&engine.client);
 }
 
+/* In a process of its own: block 2, in the next slot, is found, and block 1 is not. */
+static bool first_is_gone(void)
+{
+    struct engine engine;
+    engine_make(&engine);
+    EVENTUALLY(get(&engine, 2) == GOT_RIGHT);
+    bool gone = get(&engine, 1) == GOT_MISS;
+    kvist_client_destroy(&engine.client);
+    return gone;
+}
+
 static void verifying_finds_a_changed_byte(void)
 {
     struct engine engine;
@@ -727,11 +738,22 @@ static void verifying_finds_a_changed_byte(void)
     KVIST_TEST_FATAL(slot != NULL);
     EVENTUALLY(kvist_pool_verify(engine.pool, key, lease.instance, lease.slot, slot, BLOCK_BYTES) ==
                KVIST_OK);
+    EVENTUALLY(put(&engine, 2));
+    EVENTUALLY(figure("checksums_total") == 2);
+    KVIST_TEST_TRUE(!ended_well(spawn(first_is_gone)));
     slot[12345] ^= 1;
     KVIST_TEST_STATUS(
         kvist_pool_verify(engine.pool, key, lease.instance, lease.slot, slot, BLOCK_BYTES),
         KVIST_CORRUPT);
+    /* The daemon was told, looked for itself, and nobody finds it any more. */
+    EVENTUALLY(figure("suspects_confirmed_total") == 1);
+    KVIST_TEST_EQUAL(figure("suspects_total"), 1);
+    KVIST_TEST_EQUAL(figure("checksum_mismatch_total"), 1);
+    KVIST_TEST_TRUE(ended_well(spawn(first_is_gone)));
+    KVIST_TEST_EQUAL(get(&engine, 1), GOT_MISS);
     kvist_pool_release(engine.pool, &lease, 1);
+    EVENTUALLY(put(&engine, 1)); /* the place is free for a right one */
+    EVENTUALLY(get(&engine, 1) == GOT_RIGHT);
     kvist_client_destroy(&engine.client);
 }
 

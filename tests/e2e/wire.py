@@ -12,7 +12,7 @@ FRAME_BYTES_MAX = 1 << 20
 TOOL, SCHEDULER, WORKER, ENGINE = range(4)
 
 HELLO, OPEN_POOL, CLEAR, STAT, LIST, INSPECT, ADMIN = range(10, 17)
-MAPPED, UNMAPPED, COMMIT, RETURN, PREFETCH = range(20, 25)
+MAPPED, UNMAPPED, COMMIT, RETURN, PREFETCH, CLOSE_POOL, SUSPECT = range(20, 27)
 FAILURE, HELLO_REPLY, POOL_REPLY, CLEAR_REPLY, STAT_REPLY, LIST_REPLY, INSPECT_REPLY, \
     ADMIN_REPLY = range(30, 38)
 GRANT, SEGMENT, POOL_MAP, REVOKE, PROMOTED = range(40, 45)
@@ -211,7 +211,7 @@ class Peer:
             self.waiting.append(message)
 
     def hello(self, role=TOOL, session=b"", rank=0, ranks=0, **fields):
-        values = {1: 1, 2: 0, 3: 1, 4: role, 5: session, 6: rank, 7: ranks, 8: "test"}
+        values = {1: 1, 2: 1, 3: 1, 4: role, 5: session, 6: rank, 7: ranks, 8: "test"}
         values.update(fields.get("values", {}))
         return self.request(HELLO, values)
 

@@ -152,15 +152,15 @@ class Garbage(harness.Case):
 
     def test_versions(self):
         for values, status in (({1: 2}, wire.VERSION), ({1: 0}, wire.VERSION),
-                               ({2: 2}, wire.VERSION), ({2: 0xFFFFFFFF}, wire.VERSION)):
+                               ({2: 3}, wire.VERSION), ({2: 0xFFFFFFFF}, wire.VERSION)):
             with self.subTest(values=values):
                 peer = self.peer(greet=False)
-                peer.send(wire.HELLO, {1: 1, 2: 0, 3: 1, 4: 0, **values}, 1)
+                peer.send(wire.HELLO, {1: 1, 2: 1, 3: 1, 4: 0, **values}, 1)
                 self.assert_ends(peer, status, "update the older")
         peer = self.peer(greet=False)
-        peer.send(wire.HELLO, {1: 1, 3: 99, 4: wire.ENGINE, 5: SESSION, 7: 1}, 1)
+        peer.send(wire.HELLO, {1: 1, 2: 1, 3: 99, 4: wire.ENGINE, 5: SESSION, 7: 1}, 1)
         self.assert_ends(peer, wire.VERSION, "layout 99")
-        for values in ({2: 1}, {3: 99}):  # a minor one away; a tool maps nothing
+        for values in ({2: 0}, {2: 2}, {3: 99}):  # a minor one away; a tool maps nothing
             reply = self.peer(greet=False).hello(values=values)
             self.assertEqual(reply.body, wire.HELLO_REPLY)
 
@@ -169,6 +169,7 @@ class Garbage(harness.Case):
             wire.COMMIT: {1: 0, 2: {1: 1, 2: 1, 3: wire.Fixed64(7), 4: bytes(32), 6: 4096}},
             wire.RETURN: {1: 0, 2: {1: 1, 2: 1, 3: wire.Fixed64(7)}},
             wire.PREFETCH: {1: 0, 2: bytes(32)},
+            wire.SUSPECT: {1: 0, 2: bytes(32)},
             wire.MAPPED: {1: 0, 2: 0, 3: 1},
             wire.UNMAPPED: {1: 0, 2: 0, 3: 1},
         }
@@ -196,7 +197,8 @@ class Garbage(harness.Case):
             self.assert_ends(engine, wire.INVALID, "granted")
             engine.close()
         for body, fields in ((wire.RETURN, {1: 0, 2: {1: 0, 3: wire.Fixed64(9)}}),
-                             (wire.PREFETCH, {1: 7, 2: bytes(32)})):
+                             (wire.PREFETCH, {1: 7, 2: bytes(32)}),
+                             (wire.SUSPECT, {1: 7, 2: bytes(32)})):
             engine = wire.Engine(self.daemon.socket, os.urandom(16))
             engine.send(body, fields)
             self.assert_ends(engine, wire.INVALID)
@@ -344,6 +346,25 @@ class Crowds(harness.Case):
         with wire.Peer(daemon.socket) as peer:
             peer.send_bytes(b"\x10\x00")  # and one that begins to
             self.assert_ends(peer, wire.TIMED_OUT, "hello")
+        self.assert_serves(daemon)
+
+    def test_a_flood_of_suspects_drops_no_good_block(self):
+        daemon = self.start()
+        keys = [os.urandom(32) for _ in range(64)]
+        with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+            for key in keys:
+                engine.put(key, os.urandom(engine.SLOT_BYTES))
+            with wire.Peer(daemon.socket) as other:
+                other.hello()
+                wire.until(lambda: other.stat()[0]["checksums_total"] == 64, "all have checksums")
+            for _ in range(2000):
+                engine.send(wire.SUSPECT, {1: engine.pool, 2: keys})
+            metrics, _ = engine.stat()
+            self.assertEqual(metrics["suspects_total"], 2000 * 64)
+            self.assertEqual(metrics["suspects_confirmed_total"], 0)
+            self.assertEqual(metrics["slots_ready"], 64)
+            self.assertEqual(metrics["checksum_mismatch_total"], 0)
+            self.assertLess(metrics["loop_lag_microseconds_max"], 1e6)
         self.assert_serves(daemon)
 
     def test_a_flood_of_complaints_does_not_fill_the_log(self):

@@ -374,8 +374,10 @@ def test_wait_ends_jobs_and_knows_no_others(make_rig) -> None:
 
 def test_verify_finds_a_flipped_byte(daemon: Daemon, make_rig, monkeypatch) -> None:
     rig = make_rig(settings=Settings(socket=daemon.socket, verify=True))
+    other = make_rig()
     keys = keys_of(4)
     rig.store_all(keys, range(4))
+    eventually(lambda: other.find(other.request(keys), keys) == 4, "another engine finds them")
     pool = rig.workers[0]._pools[b""][0]
     leases, _ = rig.manager._pools[0].acquire(kvist.pack_keys(keys, 4))
     assert pool.pin(leases.instance)
@@ -388,6 +390,7 @@ def test_verify_finds_a_flipped_byte(daemon: Daemon, make_rig, monkeypatch) -> N
     assert rig.load(context, keys, range(10, 14)) == set()
     address = pool.slot_address(leases.instance, memoryview(leases.slots).cast("I")[2])
     assert address
+    daemon.signal(signal.SIGSTOP)  # which leaves the block where it is
     ctypes.memset(address + 77, 1 + ctypes.string_at(address + 77, 1)[0] & 0xFF, 1)
     pool.unpin(leases.instance)
     leases.release()
@@ -401,6 +404,11 @@ def test_verify_finds_a_flipped_byte(daemon: Daemon, make_rig, monkeypatch) -> N
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 11)
     assert rig.find(rig.request(keys), keys) == 4
     monkeypatch.undo()
+    # It hears of it, looks for itself, and then it is a miss for every engine, until stored anew.
+    daemon.signal(signal.SIGCONT)
+    eventually(lambda: other.find(other.request(keys), keys) == 2, "the block is dropped")
+    rig.store_all(keys, range(4))
+    eventually(lambda: other.find(other.request(keys), keys) == 4, "the block is there again")
     counts = rig.manager.get_stats().reduce()
     assert counts["vllm:kvist_corrupt_blocks"] == 1 and counts["vllm:kvist_failed_loads"] == 1
 

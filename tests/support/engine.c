@@ -172,6 +172,16 @@ void kvist_test_settle(struct kvist_store *store)
     KVIST_TEST_FATAL(broken == NULL);
 }
 
+void kvist_test_settle_sums(struct kvist_store *store, uint64_t count)
+{
+    struct kvist_store_stats stats = {.checksums_total = 0};
+    for (unsigned round = 0; stats.checksums_total < count && round < 1000; round++) {
+        kvist_test_settle(store);
+        kvist_store_stats(store, &stats);
+    }
+    KVIST_TEST_EQUAL(stats.checksums_total, count);
+}
+
 void kvist_test_advance(struct kvist_store *store, uint64_t us)
 {
     clock_offset_us += us;
@@ -426,6 +436,30 @@ kvist_test_engine_probe(struct kvist_test_engine *engine, uint32_t ordinal, uint
     struct kvist_entry_copy copy;
     bool found = find(&engine->pools[ordinal], number, &copy) != KVIST_ENTRY_NONE;
     return found ? copy.state : KVIST_ENTRY_EMPTY;
+}
+
+uint8_t *
+kvist_test_engine_bytes(struct kvist_test_engine *engine, uint32_t ordinal, uint64_t number)
+{
+    struct kvist_entry_copy copy;
+    bool found = find(&engine->pools[ordinal], number, &copy) != KVIST_ENTRY_NONE;
+    return found && copy.state == KVIST_ENTRY_READY
+               ? kvist_test_engine_slot(engine, ordinal, copy.slot)
+               : NULL;
+}
+
+enum kvist_status kvist_test_engine_suspect(struct kvist_test_engine *engine,
+                                            uint32_t ordinal,
+                                            uint64_t first,
+                                            size_t count)
+{
+    uint8_t keys[KVIST_SUSPECT_KEYS_MAX + 1][KVIST_KEY_BYTES];
+    KVIST_TEST_FATAL(count <= sizeof(keys) / sizeof(keys[0]));
+    for (size_t index = 0; index < count; index++) {
+        kvist_test_key(first + index, keys[index]);
+    }
+    return kvist_store_suspect(
+        engine->members[0].process, ordinal, (const uint8_t(*)[KVIST_KEY_BYTES])keys, count);
 }
 
 static struct kvist_lease_record *lease_record(struct kvist_test_engine *engine, uint32_t record)

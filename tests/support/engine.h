@@ -129,6 +129,19 @@ enum kvist_status kvist_test_engine_put(struct kvist_test_engine *engine,
 enum kvist_entry_state
 kvist_test_engine_probe(struct kvist_test_engine *engine, uint32_t ordinal, uint64_t number);
 
+/** The bytes of key number n, READY, for a test that flips some; NULL: it is not. */
+uint8_t *
+kvist_test_engine_bytes(struct kvist_test_engine *engine, uint32_t ordinal, uint64_t number);
+
+/** Its first process calls blocks first to first + count - 1 corrupt. */
+enum kvist_status kvist_test_engine_suspect(struct kvist_test_engine *engine,
+                                            uint32_t ordinal,
+                                            uint64_t first,
+                                            size_t count);
+
+/** Settle until so many checksums have been taken: it is done at idle priority. */
+void kvist_test_settle_sums(struct kvist_store *store, uint64_t count);
+
 /**
  * Lease key number n with lease record `record`, by the protocol.
  *

@@ -312,6 +312,25 @@ static void prefetch(void)
     REFUSED_WITH(&envelope, keys[KVIST_KEYS_MAX - 1], data(31));
 }
 
+static void suspect(void)
+{
+    enum { COUNT = KVIST_SUSPECT_KEYS_MAX + 1 };
+    ProtobufCBinaryData keys[COUNT];
+    for (size_t index = 0; index < COUNT; index++) {
+        keys[index] = data(32);
+    }
+    BODY(body, 0, Suspect, SUSPECT, suspect);
+    kvist__wire__suspect__init(&body);
+    body.keys = keys;
+    body.n_keys = KVIST_SUSPECT_KEYS_MAX;
+    accepted(&envelope);
+    ACCEPTED_WITH(&envelope, body.n_keys, 0);
+    REFUSED_WITH(&envelope, body.n_keys, KVIST_SUSPECT_KEYS_MAX + 1);
+    REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
+    REFUSED_WITH(&envelope, keys[KVIST_SUSPECT_KEYS_MAX - 1], data(31));
+    REFUSED_WITH(&envelope, envelope.id, 1);
+}
+
 static void close_pool(void)
 {
     BODY(body, 0, ClosePool, CLOSE_POOL, close_pool);
@@ -729,6 +748,7 @@ int main(void)
         {"commit", commit},
         {"return", return_slots},
         {"prefetch", prefetch},
+        {"suspect", suspect},
         {"close pool", close_pool},
         {"failure", failure},
         {"hello reply", hello_reply},

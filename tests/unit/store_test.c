@@ -1,12 +1,18 @@
 /* store: sessions, grants, commit and its refusals, clear, revoke, what is left after a session. */
+#include "proto/base/clock.h"
 #include "proto/base/fault.h"
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
 
+#include <poll.h>
 #include <stdlib.h>
 
-#define SLOT_BYTES (64ULL << 10)
-#define ARENA      (16ULL << 20) /* 16 segments of 16 slots */
+#define SLOT_BYTES    (64ULL << 10)
+#define ARENA         (16ULL << 20) /* 16 segments of 16 slots */
+
+#define MUCH_LATER_US 1000000000000ULL
+#define LARGE         (1ULL << 20)
+#define ROUNDS_MAX    10000U
 
 static struct kvist_store *store;
 
@@ -94,9 +100,7 @@ static void a_block_lives(void)
     KVIST_TEST_EQUAL(stats_now().leased_slots, 1);
     KVIST_TEST_EQUAL(stats_now().leased_bytes, SLOT_BYTES);
 
-    for (unsigned round = 0; stats_now().checksums_total == 0 && round < 1000; round++) {
-        kvist_test_settle(store); /* it is taken at idle priority */
-    }
+    kvist_test_settle_sums(store, 1);
     struct kvist_store_block_info info;
     uint8_t key[KVIST_KEY_BYTES];
     kvist_test_key(7, key);
@@ -487,6 +491,184 @@ static void places_in_a_session_are_bounded(void)
     }
 }
 
+/* --- Suspects -------------------------------------------------------------------------------- */
+
+/* Of blocks 0 to count - 1, with checksums. */
+static struct kvist_test_engine *engine_with_blocks(uint64_t count, uint64_t slot_bytes)
+{
+    struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, slot_bytes);
+    struct kvist_test_engine *engine = kvist_test_engine_open(store, 1, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+    for (uint64_t number = 0; number < count; number++) {
+        while (engine->pools[0].grant_count == 0) {
+            kvist_test_settle(store);
+        }
+        KVIST_TEST_STATUS(kvist_test_engine_put(engine, 0, number, slot_bytes), KVIST_OK);
+    }
+    kvist_test_settle_sums(store, count);
+    return engine;
+}
+
+static void flip(struct kvist_test_engine *engine, uint64_t number)
+{
+    uint8_t *bytes = kvist_test_engine_bytes(engine, 0, number);
+    KVIST_TEST_FATAL(bytes != NULL);
+    bytes[SLOT_BYTES - 1] ^= 0x80;
+}
+
+/* Until what was suspected before has been looked at: a corrupt block that comes last is gone. */
+static void settle_suspects(struct kvist_test_engine *engine, uint64_t last)
+{
+    for (unsigned round = 0;
+         kvist_test_engine_probe(engine, 0, last) == KVIST_ENTRY_READY && round < 1000;
+         round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, last), KVIST_ENTRY_EMPTY);
+}
+
+static void a_suspect_is_dropped_when_it_is_corrupt(void)
+{
+    struct kvist_test_engine *engine = engine_with_blocks(4, SLOT_BYTES);
+    flip(engine, 1);
+    flip(engine, 3);
+    const void *leased = kvist_test_engine_lease(engine, 0, 1, 5);
+    KVIST_TEST_FATAL(leased != NULL);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 4), KVIST_OK);
+    settle_suspects(engine, 3);
+    kvist_test_advance(store, 100000);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_READY);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_EMPTY);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 2), KVIST_ENTRY_READY);
+    struct kvist_store_stats stats = stats_now();
+    KVIST_TEST_EQUAL(stats.suspects_total, 4);
+    KVIST_TEST_EQUAL(stats.suspects_confirmed_total, 2);
+    KVIST_TEST_EQUAL(stats.checksum_mismatch_total, 2);
+    KVIST_TEST_EQUAL(stats.checksums_total, 4);
+    KVIST_TEST_EQUAL(stats.slots_retired, 1); /* it is leased: nobody writes there */
+    kvist_test_engine_release(engine, 5);
+    kvist_test_advance(store, 100000);
+    KVIST_TEST_EQUAL(stats_now().slots_retired, 0);
+    KVIST_TEST_STATUS(kvist_test_engine_put(engine, 0, 1, SLOT_BYTES), KVIST_OK);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_READY);
+    kvist_test_engine_close(&engine);
+}
+
+/* Nobody knows what it was: it gets its checksum, and is judged by that from then on. */
+static void a_suspect_without_a_checksum_stays(void)
+{
+    struct kvist_test_engine *engine = engine_with_blocks(2, SLOT_BYTES);
+    struct kvist_store_grant grant;
+    KVIST_TEST_FATAL(kvist_test_engine_take(engine, 0, &grant));
+    kvist_test_fill(kvist_test_engine_slot(engine, 0, grant.slot), 7, SLOT_BYTES);
+    kvist_test_engine_mark(engine, 0, &grant);
+    KVIST_TEST_STATUS(kvist_test_engine_commit(engine, 0, &grant, 7, SLOT_BYTES), KVIST_OK);
+    flip(engine, 7);
+    flip(engine, 0);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 7, 1), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 1), KVIST_OK);
+    settle_suspects(engine, 0);
+    kvist_test_settle_sums(store, 3);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 7), KVIST_ENTRY_READY);
+    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
+    flip(engine, 7);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 7, 1), KVIST_OK);
+    settle_suspects(engine, 7);
+    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 2);
+    kvist_test_engine_close(&engine);
+}
+
+static void suspects_are_checked_and_bounded(void)
+{
+    struct kvist_test_engine *engine = engine_with_blocks(100, SLOT_BYTES);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 1, 0, 1), KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, KVIST_SESSION_POOLS_MAX, 0, 1),
+                      KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 1000, KVIST_SUSPECT_KEYS_MAX + 1),
+                      KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 1000, KVIST_SUSPECT_KEYS_MAX),
+                      KVIST_OK); /* they are not there */
+    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, 0);
+    /* Within one turn: the same blocks again and again wait once, and are read once. */
+    for (unsigned round = 0; round < 1000; round++) {
+        KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 50), KVIST_OK);
+    }
+    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, 0);
+    KVIST_TEST_EQUAL(stats_now().suspects_total, KVIST_SUSPECT_KEYS_MAX + 50000);
+    flip(engine, 50);
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 50, 1), KVIST_OK);
+    settle_suspects(engine, 50);
+    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
+    KVIST_TEST_EQUAL(stats_now().slots_ready, 99);
+    kvist_test_engine_close(&engine);
+}
+
+/* A turn at that time, once a worker has something to tell or a moment has passed. */
+static void turn_at(uint64_t now_us)
+{
+    struct pollfd polls[4];
+    int fds[4];
+    size_t count = kvist_store_fds(store, fds);
+    for (size_t index = 0; index < count; index++) {
+        polls[index] = (struct pollfd){.fd = fds[index], .events = POLLIN};
+    }
+    (void)poll(polls, (nfds_t)count, 1);
+    (void)kvist_store_turn(store, now_us);
+}
+
+/* While time stands still a session gets no more read than one burst. */
+static void suspicion_has_its_price(void)
+{
+    struct kvist_store_options options = kvist_test_options(8 * ARENA);
+    kvist_store_close(&store);
+    store = kvist_test_store_open(&options); /* where nothing is evicted */
+    struct kvist_test_engine *engine = engine_with_blocks(6, LARGE);
+    struct kvist_test_engine *other = kvist_test_engine_open(store, 2, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(other, kvist_test_pool_open(store, 1, LARGE)), 0);
+    uint64_t stopped_us = kvist_clock_now_us() + MUCH_LATER_US;
+    uint64_t asked = 0;
+    for (; stats_now().suspects_ignored_total == 0 && asked < ROUNDS_MAX; asked += 4) {
+        KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 4), KVIST_OK);
+        turn_at(stopped_us);
+    }
+    KVIST_TEST_TRUE(stats_now().suspects_ignored_total > 0);
+    KVIST_TEST_TRUE(asked > KVIST_BLOCK_BYTES_MAX / LARGE);
+    kvist_test_engine_bytes(engine, 0, 4)[0] ^= 1;
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 4, 1), KVIST_OK);
+    for (unsigned round = 0; round < 100; round++) {
+        turn_at(stopped_us);
+    }
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 4), KVIST_ENTRY_READY);
+    /* Others have their own. */
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(other, 0, 4, 1), KVIST_OK);
+    for (unsigned round = 0; stats_now().suspects_confirmed_total == 0 && round < ROUNDS_MAX;
+         round++) {
+        turn_at(stopped_us);
+    }
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 4), KVIST_ENTRY_EMPTY);
+    kvist_test_advance(store, 2 * MUCH_LATER_US);
+    kvist_test_engine_bytes(engine, 0, 5)[0] ^= 1;
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 5, 1), KVIST_OK);
+    settle_suspects(engine, 5);
+    KVIST_TEST_EQUAL(stats_now().slots_ready, 4);
+    kvist_test_engine_close(&other);
+    kvist_test_engine_close(&engine);
+}
+
+/* More at a time than wait in line: the rest is left out, and counted. */
+static void the_line_of_suspects_is_bounded(void)
+{
+    enum { COUNT = 1100, SMALL = 4096, LINE = 1024 };
+    struct kvist_test_engine *engine = engine_with_blocks(COUNT, SMALL);
+    for (uint64_t number = 0; number < COUNT; number++) {
+        KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, number, 1), KVIST_OK);
+    }
+    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, COUNT - LINE);
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(stats_now().slots_ready, COUNT);
+    kvist_test_engine_close(&engine);
+}
+
 static void save_needs_a_tier(void)
 {
     KVIST_TEST_STATUS(kvist_store_save(store, cleared, NULL), KVIST_UNSUPPORTED);
@@ -559,6 +741,11 @@ int main(void)
         {"a second pool gets its share", a_second_pool_gets_its_share},
         {"an idle pool yields", an_idle_pool_yields_and_its_member_s_end_frees_it},
         {"places in a session are bounded", places_in_a_session_are_bounded},
+        {"a suspect is dropped when it is corrupt", a_suspect_is_dropped_when_it_is_corrupt},
+        {"a suspect without a checksum stays", a_suspect_without_a_checksum_stays},
+        {"suspects are checked and bounded", suspects_are_checked_and_bounded},
+        {"suspicion has its price", suspicion_has_its_price},
+        {"the line of suspects is bounded", the_line_of_suspects_is_bounded},
         {"save needs a tier", save_needs_a_tier},
         {"every failure leaves it whole", every_failure_leaves_it_whole},
     };

@@ -343,24 +343,48 @@ static void a_flipped_byte_on_disk_is_a_miss(void)
 static void a_flipped_byte_in_dram_is_not_spilled(void)
 {
     put_range(0, 1);
-    for (unsigned round = 0; stats_now().checksums_total == 0 && round < 1000; round++) {
-        kvist_test_settle(store); /* it is taken at idle priority */
-    }
-    KVIST_TEST_EQUAL(stats_now().checksums_total, 1);
-    uint8_t *bytes = NULL;
-    const void *leased = kvist_test_engine_lease(engine, 0, 0, 1);
-    KVIST_TEST_FATAL(leased != NULL);
-    for (uint32_t slot = 0; bytes == NULL; slot++) {
-        if (kvist_test_engine_slot(engine, 0, slot) == leased) {
-            bytes = kvist_test_engine_slot(engine, 0, slot);
-        }
-    }
-    kvist_test_engine_release(engine, 1);
+    kvist_test_settle_sums(store, 1);
+    uint8_t *bytes = kvist_test_engine_bytes(engine, 0, 0);
+    KVIST_TEST_FATAL(bytes != NULL);
     bytes[777] ^= 1;
     put_range(1, 600);
     KVIST_TEST_EQUAL(stats_now().checksum_mismatch_total, 1);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_EMPTY);
     KVIST_TEST_TRUE(kvist_test_engine_probe(engine, 0, 1) != KVIST_ENTRY_EMPTY);
+}
+
+static void saved(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    (void)bytes;
+    KVIST_TEST_STATUS(status, KVIST_OK);
+    *(uint64_t *)ctx = blocks;
+}
+
+/* What is wrong in memory is dropped there; the copy on NVMe was right, and is read again. */
+static void a_suspect_that_is_corrupt_comes_back_from_nvme(void)
+{
+    uint64_t blocks = 0;
+    put_range(0, 2);
+    KVIST_TEST_STATUS(kvist_store_save(store, saved, &blocks), KVIST_OK);
+    for (unsigned round = 0; blocks == 0 && round < 1000; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(blocks, 2);
+    uint8_t *bytes = kvist_test_engine_bytes(engine, 0, 0);
+    KVIST_TEST_FATAL(bytes != NULL);
+    bytes[777] ^= 1;
+    KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 2), KVIST_OK);
+    for (unsigned round = 0; stats_now().suspects_confirmed_total == 0 && round < 1000; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
+    KVIST_TEST_EQUAL(stats_now().checksum_mismatch_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_NVME);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_READY);
+    const void *again = lease_at_last(0);
+    KVIST_TEST_FATAL(again != NULL);
+    KVIST_TEST_TRUE(kvist_test_holds(again, 0, SLOT_BYTES));
+    kvist_test_engine_release(engine, 1);
 }
 
 static void promotions_are_bounded(void)
@@ -470,6 +494,8 @@ int main(void)
          a_promotion_that_a_clear_overtakes_is_dropped},
         {"a flipped byte on disk is a miss", a_flipped_byte_on_disk_is_a_miss},
         {"a flipped byte in DRAM is not spilled", a_flipped_byte_in_dram_is_not_spilled},
+        {"a suspect that is corrupt comes back from NVMe",
+         a_suspect_that_is_corrupt_comes_back_from_nvme},
         {"promotions are bounded", promotions_are_bounded},
         {"promoted blocks are held until they are leased",
          promoted_blocks_are_held_until_they_are_leased},

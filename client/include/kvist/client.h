@@ -334,7 +334,8 @@ KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_mark(struct kvist_pool *po
                                                            const struct kvist_take *take);
 
 /**
- * Verify a leased block against the checksum that was taken after its commit.
+ * Verify a leased block against the checksum that was taken after its commit. The daemon is told of
+ * one that is corrupt, and drops it when it finds the slot so too.
  *
  * @param address  block_bytes readable: the slot, or a copy of it
  * @return OK; CORRUPT: it is not what was committed; NOT_FOUND: no checksum has been taken yet

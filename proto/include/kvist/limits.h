@@ -27,6 +27,7 @@
 #define KVIST_FRAME_BYTES_MAX     (1U << 20)
 #define KVIST_FRAME_FDS_MAX       4U
 #define KVIST_KEYS_MAX            4096U      /* keys or blocks in one message or one batch call */
+#define KVIST_SUSPECT_KEYS_MAX    64U        /* keys that one message calls corrupt */
 #define KVIST_PREFETCHES_MAX      8192U      /* promotions that one session waits for */
 #define KVIST_OUTPUT_BYTES_MAX    (8U << 20) /* unsent bytes after which a peer is dropped */
 #define KVIST_TENANT_BYTES_MAX    63U

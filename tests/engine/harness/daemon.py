@@ -44,6 +44,7 @@ class Daemon(Child):
     COMMITS = "kvist_commits_total"
     CHECKSUMS = "kvist_checksums_total"
     MISMATCHES = "kvist_checksum_mismatch_total"
+    CONFIRMED = "kvist_suspects_confirmed_total"
     PROMOTES = "kvist_promotes_total"
     SPILLS = "kvist_spills_total"
     UNMARKED = "kvist_commits_unmarked_total"
