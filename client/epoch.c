@@ -147,7 +147,7 @@ void kvist_view_clear_mapped_locked(const struct kvist_client *client,
         if (view->segments[segment].base != NULL) {
             atomic_store_explicit(kvist_page_mapped(epoch, client->rank, view->ordinal, segment),
                                   0,
-                                  memory_order_release);
+                                  memory_order_relaxed);
         }
     }
 }
@@ -206,7 +206,7 @@ static bool has_leases(const struct kvist_epoch *epoch)
 {
     kvist_lease_fence(); /* after the mapped records were cleared: see acquire in lease.c */
     uint32_t high =
-        atomic_load_explicit(&kvist_page_shared_header(epoch)->lease_high, memory_order_acquire);
+        atomic_load_explicit(&kvist_page_shared_header(epoch)->lease_high, memory_order_relaxed);
     high = high < epoch->page_header.lease_max ? high : epoch->page_header.lease_max;
     for (uint32_t record = 0; record < high; record++) {
         if (atomic_load_explicit(&kvist_page_lease(epoch, record)->ref, memory_order_acquire) !=

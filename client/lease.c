@@ -15,7 +15,7 @@ static bool
 is_segment_mapped(const struct kvist_epoch *epoch, const struct kvist_view *view, uint32_t segment)
 {
     const struct kvist_segment_entry *entry = kvist_map_segment(&view->map, segment);
-    uint32_t serial = atomic_load_explicit(&entry->serial, memory_order_acquire);
+    uint32_t serial = atomic_load_explicit(&entry->serial, memory_order_relaxed);
     if (serial == 0 ||
         atomic_load_explicit(&entry->state, memory_order_relaxed) != KVIST_SEGMENT_LIVE) {
         return false;
@@ -107,7 +107,7 @@ static bool take_record(struct kvist_epoch *epoch, uint32_t *record_out)
     }
     *record_out = epoch->lease_next++;
     atomic_store_explicit(
-        &kvist_page_shared_header(epoch)->lease_high, epoch->lease_next, memory_order_release);
+        &kvist_page_shared_header(epoch)->lease_high, epoch->lease_next, memory_order_relaxed);
     return true;
 }
 

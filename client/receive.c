@@ -424,7 +424,7 @@ static enum kvist_status receive_revoke(struct kvist_client *client,
         atomic_store_explicit(
             kvist_page_mapped(client->current, client->rank, view->ordinal, message->segment),
             0,
-            memory_order_release);
+            memory_order_relaxed);
     } else {
         kvist_link_post_unmapped_locked(client, message->pool, message->segment, message->serial);
     }

@@ -196,7 +196,7 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
     pool->epoch++;
     pool->about.generation++;
     atomic_store_explicit(
-        &pool->map.header->generation, pool->about.generation, memory_order_release);
+        &pool->map.header->generation, pool->about.generation, memory_order_relaxed);
     *clear = (struct kvist_clear){
         .next = store->clears,
         .pool = pool,

@@ -307,7 +307,7 @@ enum kvist_status kvist_map_grow(struct kvist_map *map,
                           memory_order_relaxed);
     moving(ctx, map, next);
     /* From here on readers of the old map find `moved` when they look again after a lease. */
-    atomic_store_explicit(&map->header->moved, 1, memory_order_release);
+    atomic_store_explicit(&map->header->moved, 1, memory_order_relaxed);
     map->next = NULL;
     kvist_map_fini(map);
     *map = *next;

@@ -41,7 +41,7 @@ void kvist_page_fini(struct kvist_page *page);
 /** Records from here on were never used. At most KVIST_LEASES_MAX. */
 static inline uint32_t kvist_page_lease_high(const struct kvist_page *page)
 {
-    uint32_t high = atomic_load_explicit(&page->header->lease_high, memory_order_acquire);
+    uint32_t high = atomic_load_explicit(&page->header->lease_high, memory_order_relaxed);
     return high < KVIST_LEASES_MAX ? high : KVIST_LEASES_MAX;
 }
 

@@ -271,7 +271,7 @@ static void put_done(void *ctx, enum kvist_status status, const struct kvist_tie
 void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation)
 {
     pool->about.generation = generation;
-    atomic_store_explicit(&pool->map.header->generation, generation, memory_order_release);
+    atomic_store_explicit(&pool->map.header->generation, generation, memory_order_relaxed);
     for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
         if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_FREE) {
             atomic_store_explicit(

@@ -38,14 +38,21 @@
  *             A record names the slot: it is not reused, and may be published again.
  *     Either the engine's fence comes first, and the scan sees the record, or the daemon's comes
  *     first, and the engine sees the changed entry. Removing either fence breaks this.
+ *     `lease_high` is raised before the record is written and read before the records are: the
+ *     fences order it, too. Pages have a third such place: a process that leaves an arena clears its
+ *     mapped records, FENCE, scans the lease records, and unmaps when there are none.
  *   Release: the record is cleared with release order after the last byte was read (for a device:
  *     after its copy has ended); the scan reads with acquire order. So reads of a slot happen
  *     before its reuse.
+ *     A record may name another slot before a scan has read its 0: `ref` is always written with
+ *     release order, so whoever reads the later one knows of the end of the earlier lease.
  *   Fill: bytes, then the mark with release order; the daemon reads marks with acquire order and
  *     then publishes with release order; so whoever finds a block sees all of its bytes.
  *   Mapped: set with release order after the segment is mapped and its page table populated;
  *     cleared before it is unmapped, which happens only after Revoke, when nothing in the segment
  *     is published, leased or granted.
+ *   Proof: tests/model runs the functions of storage/ and client/ that do all this in every execution
+ *     that C11 allows, and checks of each order above that something breaks without it.
  *
  * Limits      all counts and offsets are checked against limits.h by the side that maps the memory
  * Source      hazard pointers (M. Michael, 2004); seqlocks in C11 (H. Boehm, 2012)
@@ -140,7 +147,9 @@ enum kvist_entry_state {
 };
 
 #define KVIST_INDEX_PROBE_MAX 128U /* entries that a lookup or an insert looks at */
-#define KVIST_INDEX_READ_MAX  64U  /* times that a busy entry is read again */
+#ifndef KVIST_INDEX_READ_MAX       /* tests/model explores fewer */
+#define KVIST_INDEX_READ_MAX  64U  /* times that a busy entry is read */
+#endif
 
 struct kvist_index_entry {
     _Atomic uint32_t sequence;   /* odd: being written */
