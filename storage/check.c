@@ -250,12 +250,22 @@ static const char *check_members(const struct kvist_store_pool *pool)
                : "a pool has not as many sessions as were counted";
 }
 
+static const char *check_pins(const struct kvist_store_pool *pool)
+{
+    uint32_t count = 0;
+    for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
+        count += pool->slots[slot].pins;
+    }
+    return count == pool->pin_count ? NULL : "a pool has not as many pins as were counted";
+}
+
 static const char *check_pool(const struct kvist_store_pool *pool, uint64_t *bytes_out)
 {
     const char *broken = kvist_map_check(&pool->map);
     broken = broken != NULL ? broken : check_entries(pool);
     broken = broken != NULL ? broken : check_segments(pool, bytes_out);
     broken = broken != NULL ? broken : check_members(pool);
+    broken = broken != NULL ? broken : check_pins(pool);
     return broken != NULL ? broken : check_policy(pool);
 }
 

@@ -130,6 +130,7 @@ struct kvist_store_pool {
     uint32_t epoch;       /* clears since it was opened */
     uint32_t session_count;
     uint32_t writer_count; /* attachments that want grants */
+    uint32_t pin_count;    /* of all its slots */
     uint32_t retired_head;
     uint64_t last_used_us; /* when its last session left */
     uint64_t take_after_us;    /* when to look for a segment of another pool again */
@@ -372,6 +373,20 @@ static inline uint64_t kvist_slot_block_bytes(const struct kvist_store_pool *poo
     return bytes < pool->about.slot_bytes ? bytes : pool->about.slot_bytes;
 }
 
+/* A worker or the tier uses a slot's bytes, and no longer does. */
+static inline void kvist_slot_pin(struct kvist_store_pool *pool, uint32_t slot)
+{
+    pool->slots[slot].pins++;
+    pool->pin_count++;
+}
+
+static inline void kvist_slot_unpin(struct kvist_store_pool *pool, uint32_t slot)
+{
+    KVIST_CHECK(pool->slots[slot].pins > 0);
+    pool->slots[slot].pins--;
+    pool->pin_count--;
+}
+
 /* A live segment's slots become FREE; or cease to be, when all of them are. */
 void kvist_slot_add_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
 void kvist_slot_remove_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
@@ -424,6 +439,8 @@ KVIST_MUST_USE enum kvist_status kvist_pool_create(struct kvist_store *store,
                                                    struct kvist_store_pool **pool_out,
                                                    struct kvist_error *err);
 void kvist_pool_destroy(struct kvist_store_pool **pool);
+/* Whether one more can be made without another one being dropped. */
+bool kvist_pool_fits(const struct kvist_store *store);
 /* A step towards a larger map, when it is time; members are told in this or the next turn. */
 void kvist_pool_grow_map(struct kvist_store_pool *pool);
 /* What is in DRAM stays valid in the new generation. */

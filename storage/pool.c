@@ -3,8 +3,9 @@
  *
  * Role        makes, finds and drops pools; sizes their segments; grows their maps; has the tier
  *             remember them.
- * Limits      KVIST_POOLS_MAX; segment: arena / 256, at least KVIST_SEGMENT_SLOTS_MIN slots and
- *             1 MiB, at most KVIST_SEGMENT_BYTES_MAX
+ * Limits      KVIST_POOLS_MAX: beyond, a pool that nobody has open makes place, an empty one first,
+ *             else the longest idle one of the tenant that has most pools. Segment: arena / 256, at
+ *             least KVIST_SEGMENT_SLOTS_MIN slots and 1 MiB, at most KVIST_SEGMENT_BYTES_MAX
  */
 #include "proto/base/log.h"
 #include "storage/internal.h"
@@ -72,14 +73,6 @@ static void free_pool(struct kvist_store_pool *pool)
     free(pool);
 }
 
-/* Whether a pool may make place for another one: nothing of it would be lost. */
-static bool is_empty(const struct kvist_store_pool *pool)
-{
-    return pool->session_count == 0 && pool->map.live == 0 && pool->populating_count == 0 &&
-           pool->retired_head == KVIST_SLOT_NONE && !pool->put_pending &&
-           pool->counts[KVIST_SLOT_LOADING] == 0;
-}
-
 static bool has_members(const struct kvist_store_pool *pool)
 {
     for (uint32_t index = 0; index < pool->segment_max; index++) {
@@ -103,23 +96,79 @@ static bool is_awaited(const struct kvist_store_pool *pool)
     return false;
 }
 
+/* Whether nobody uses a pool, nor waits for something of it. */
+static bool is_idle(const struct kvist_store_pool *pool)
+{
+    return pool->session_count == 0 && pool->populating_count == 0 && !pool->put_pending &&
+           pool->counts[KVIST_SLOT_LOADING] == 0 && pool->pin_count == 0 && !has_members(pool) &&
+           !is_awaited(pool);
+}
+
+static uint32_t count_of_tenant(const struct kvist_store *store, const char *tenant)
+{
+    uint32_t count = 0;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        const struct kvist_store_pool *pool = store->pools[index];
+        count += pool != NULL && strcmp(pool->about.tenant, tenant) == 0;
+    }
+    return count;
+}
+
+/* The pool that another one may take the place of. NULL: all are in use. */
+static struct kvist_store_pool *find_idle(const struct kvist_store *store)
+{
+    struct kvist_store_pool *best = NULL;
+    uint32_t best_count = 0;
+    bool all_known = store->tier == NULL || store->tier_loaded;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        struct kvist_store_pool *pool = store->pools[index];
+        if (pool == NULL || !is_idle(pool)) {
+            continue;
+        }
+        if (pool->map.live == 0 && all_known) {
+            return pool;
+        }
+        uint32_t count = count_of_tenant(store, pool->about.tenant);
+        if (best == NULL || count > best_count ||
+            (count == best_count && pool->last_used_us < best->last_used_us)) {
+            best = pool;
+            best_count = count;
+        }
+    }
+    return best;
+}
+
+static uint32_t free_place(const struct kvist_store *store)
+{
+    uint32_t index = 0;
+    while (index < KVIST_POOLS_MAX && store->pools[index] != NULL) {
+        index++;
+    }
+    return index;
+}
+
+bool kvist_pool_fits(const struct kvist_store *store)
+{
+    return free_place(store) < KVIST_POOLS_MAX;
+}
+
 static enum kvist_status find_place(struct kvist_store *store, uint32_t *index_out)
 {
-    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
-        if (store->pools[index] == NULL) {
-            *index_out = index;
-            return KVIST_OK;
-        }
+    *index_out = free_place(store);
+    if (*index_out < KVIST_POOLS_MAX) {
+        return KVIST_OK;
     }
-    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
-        struct kvist_store_pool *pool = store->pools[index];
-        if (is_empty(pool) && !has_members(pool) && !is_awaited(pool)) {
-            kvist_pool_destroy(&store->pools[index]);
-            *index_out = index;
-            return KVIST_OK;
-        }
+    struct kvist_store_pool *idle = find_idle(store);
+    if (idle == NULL) {
+        return KVIST_BUSY;
     }
-    return KVIST_BUSY;
+    *index_out = idle->index;
+    if (store->tier != NULL) {
+        kvist_tier_forget_pool(store->tier, idle->about.pool_id);
+    }
+    kvist_pool_destroy(&store->pools[idle->index]);
+    store->stats.pools_dropped_total++;
+    return KVIST_OK;
 }
 
 static enum kvist_status size_pool(struct kvist_store_pool *pool, struct kvist_error *err)

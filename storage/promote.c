@@ -116,7 +116,7 @@ static void loaded(void *ctx, enum kvist_status status, const struct kvist_tier_
     struct kvist_load *load = ctx;
     struct kvist_store *store = load->store;
     store->loads_active--;
-    load->pool->slots[load->slot].pins--;
+    kvist_slot_unpin(load->pool, load->slot);
     if (status == KVIST_OK && publish(load, block)) {
         store->stats.promotes_total++;
         store->stats.promote_bytes_total += block->block_bytes;
@@ -137,7 +137,7 @@ static bool submit(struct kvist_load *load, uint32_t position, struct kvist_entr
     entry->slot = load->slot;
     kvist_map_write(&pool->map, position, entry);
     pool->slots[load->slot].entry = position;
-    pool->slots[load->slot].pins++;
+    kvist_slot_pin(pool, load->slot);
     enum kvist_status status = kvist_tier_read(load->store->tier,
                                                pool->about.pool_id,
                                                load->key,
@@ -150,7 +150,7 @@ static bool submit(struct kvist_load *load, uint32_t position, struct kvist_entr
         load->store->loads_active++;
         return true;
     }
-    pool->slots[load->slot].pins--;
+    kvist_slot_unpin(pool, load->slot);
     entry->slot = KVIST_SLOT_NONE;
     kvist_map_write(&pool->map, position, entry);
     kvist_slot_drop(pool, load->slot);
@@ -365,12 +365,16 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
 {
     struct kvist_store *store = ctx;
     struct kvist_store_pool *pool = kvist_store_pool_lookup(store, about->pool_id);
+    if (pool == NULL && !kvist_pool_fits(store)) {
+        kvist_tier_forget_pool(store->tier, about->pool_id);
+        return;
+    }
     if (pool == NULL) {
         if (kvist_pool_create(store, about, &pool, NULL) == KVIST_OK) {
             pool->put_wanted = false;
             pool->tier_knows = true;
         }
-        return; /* too many pools, or too little memory for one: its blocks stay unknown */
+        return; /* too little memory for one: its blocks stay unknown */
     }
     if (pool->about.slot_bytes != about->slot_bytes) {
         return; /* what was opened counts; remembering it drops the blocks of the other shape */

@@ -95,7 +95,7 @@ static void fill_job(struct kvist_spill *spill, struct kvist_store_pool *pool, u
     };
     memcpy(spill->block.pool_id, pool->about.pool_id, KVIST_KEY_BYTES);
     memcpy(spill->block.key, entry.key, KVIST_KEY_BYTES);
-    pool->slots[slot].pins++;
+    kvist_slot_pin(pool, slot);
 }
 
 static bool is_ready(const struct kvist_spill *spill)
@@ -137,7 +137,7 @@ static void sum_done(struct kvist_job *job)
     struct kvist_slot *info = &pool->slots[spill->slot];
     uint64_t known = 0;
     info->flags &= spill->suspected ? (uint8_t)~KVIST_FLAG_SUSPECT : UINT8_MAX;
-    info->pins--;
+    kvist_slot_unpin(pool, spill->slot);
     if (is_ready(spill) && !known_sum(pool, spill->slot, &known)) {
         write_sum(pool, spill->slot, spill->sum);
         if (store->options.admission == KVIST_ADMIT_ALL && store->tier != NULL) {
@@ -166,7 +166,7 @@ static bool start_sum(struct kvist_store *store, const struct kvist_slot_name *n
     spill->suspected = suspected;
     fill_job(spill, pool, name->slot);
     if (kvist_workers_submit(store->idle, &spill->job) != KVIST_OK) {
-        pool->slots[name->slot].pins--;
+        kvist_slot_unpin(pool, name->slot);
         return false;
     }
     store->sum_free = spill->next_free;
@@ -278,7 +278,7 @@ static void finish(struct kvist_spill *spill)
 {
     struct kvist_store *store = spill->store;
     struct kvist_slot *info = &spill->pool->slots[spill->slot];
-    info->pins--;
+    kvist_slot_unpin(spill->pool, spill->slot);
     info->flags &= (uint8_t)~KVIST_FLAG_SPILLING;
     store->save.in_flight -= spill->for_save;
     spill->next_free = store->spill_free;

@@ -142,6 +142,7 @@ struct kvist_store_stats {
     uint64_t suspects_ignored_total;  /* not looked at: too many at a time, or too fast */
     uint64_t suspects_confirmed_total; /* found corrupt here too, and dropped */
     uint64_t clears_total;
+    uint64_t pools_dropped_total;     /* idle ones, for others that were opened */
     uint64_t revokes_total;
     uint64_t index_full_total;
     uint64_t populate_failures_total; /* a segment got no memory; tried again after a second */
@@ -222,11 +223,12 @@ void *kvist_store_process_ctx(const struct kvist_store_process *process);
 /* --- Pools ----------------------------------------------------------------------------------- */
 
 /**
- * Find or make a pool.
+ * Find or make a pool. When there are KVIST_POOLS_MAX, one that no session has open is dropped for
+ * it, in both tiers: an empty one, else the longest idle one of the tenant that has most pools.
  *
  * @param pool  its generation is ignored
  * @return OK; INVALID: slot_bytes out of range or not that of the existing pool; BUSY:
- *         KVIST_POOLS_MAX pools, none of them idle and empty; NO_SPACE: the arena holds fewer than
+ *         KVIST_POOLS_MAX pools, all of them in use; NO_SPACE: the arena holds fewer than
  *         KVIST_SEGMENT_SLOTS_MIN slots of that size
  */
 KVIST_MUST_USE enum kvist_status kvist_store_pool_open(struct kvist_store *store,

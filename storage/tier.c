@@ -530,9 +530,10 @@ static void tier_free(struct kvist_tier **tier_inout)
     kvist_extents_close(&tier->extents);
     kvist_tier_index_close(&tier->index);
     kvist_tier_disk_close(tier);
-    for (uint32_t index = 0; index < tier->pool_count; index++) {
+    for (uint32_t index = 0; index < tier->pool_high; index++) {
         free(tier->pools[index]);
     }
+    (void)pthread_mutex_destroy(&tier->table_lock);
     (void)pthread_mutex_destroy(&tier->pool_lock);
     free(tier->since);
     free(tier->request_pages);
@@ -571,6 +572,7 @@ enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
     tier->events = options->events;
     tier->ctx = options->ctx;
     tier->depth_max = options->depth_max != 0 ? options->depth_max : DEPTH_DEFAULT;
+    (void)pthread_mutex_init(&tier->table_lock, NULL);
     (void)pthread_mutex_init(&tier->pool_lock, NULL);
     sizes_choose(tier, options);
     uint32_t threads = options->io_threads != 0 ? options->io_threads : IO_THREADS_DEFAULT;

@@ -131,12 +131,20 @@ bool kvist_tier_turn(struct kvist_tier *tier);
  * Blocks may be written from the call on; done tells when the generation is durable.
  *
  * @return OK; STALE: the tier knows a later generation (see pool_loaded); INVALID: sizes, or not
- *         those that the pool had; BUSY; NO_MEMORY
+ *         those that the pool had; BUSY, also when 1,024 pools are known; NO_MEMORY
  */
 KVIST_MUST_USE enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
                                                      const struct kvist_tier_pool *pool,
                                                      kvist_tier_done_fn *done,
                                                      void *ctx);
+
+/**
+ * Forget a pool: its blocks are dropped, and its place among 1,024 becomes free, in later turns.
+ * Nothing is told of it, and nothing of it may be in flight. A put with a later generation than it
+ * had makes it a pool again, empty. After a crash it may be loaded again, with what was not dropped
+ * yet.
+ */
+void kvist_tier_forget_pool(struct kvist_tier *tier, const uint8_t pool_id[KVIST_KEY_BYTES]);
 
 /**
  * Write a block. The very same block, when it is on disk already, is not written again.

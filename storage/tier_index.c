@@ -702,6 +702,23 @@ enum kvist_status kvist_tier_index_put_pool(struct kvist_tier_index *index,
     return status;
 }
 
+enum kvist_status kvist_tier_index_forget_pool(struct kvist_tier_index *index,
+                                               const uint8_t pool_id[KVIST_KEY_BYTES],
+                                               struct kvist_error *err)
+{
+    uint8_t key[KVIST_TIER_POOL_KEY_BYTES];
+    kvist_tier_pool_key(pool_id, key);
+    enum kvist_status status = enter(index, err);
+    if (status == KVIST_OK) {
+        rocksdb_writebatch_t *batch = rocksdb_writebatch_create();
+        rocksdb_writebatch_delete(batch, (const char *)key, sizeof(key));
+        status = write_entered(index, batch, false, err);
+        rocksdb_writebatch_destroy(batch);
+        leave(index);
+    }
+    return status;
+}
+
 /* Entered. */
 static bool pool_has_entries(struct kvist_tier_index *index, const uint8_t *pool_id)
 {

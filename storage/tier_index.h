@@ -130,6 +130,13 @@ KVIST_MUST_USE enum kvist_status kvist_tier_index_put_pool(struct kvist_tier_ind
                                                            const struct kvist_tier_pool *pool,
                                                            struct kvist_error *err);
 
+/** Remove a pool that has no entries any more. Not durable at once: without entries it is forgotten
+ *  when the index is opened. */
+KVIST_MUST_USE enum kvist_status
+kvist_tier_index_forget_pool(struct kvist_tier_index *index,
+                             const uint8_t pool_id[KVIST_KEY_BYTES],
+                             struct kvist_error *err);
+
 /** All pools that have entries; the others are forgotten. At most capacity. */
 KVIST_MUST_USE enum kvist_status kvist_tier_index_pools(struct kvist_tier_index *index,
                                                         struct kvist_tier_pool *pools_out,

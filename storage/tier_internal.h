@@ -28,6 +28,7 @@ struct kvist_tier_known_pool {
     bool loaded;  /* from disk, to be reported */
     bool unsaved; /* the last put failed */
     bool purge;   /* has blocks of earlier generations, maybe */
+    _Atomic bool forgotten; /* goes when it is purged, unless it is put again */
 };
 
 enum kvist_tier_request_kind {
@@ -81,6 +82,7 @@ struct kvist_tier_keeper {
     uint64_t room_bytes;                /* RECLAIM: what carrying may make extents from */
     uint64_t carry_bytes;               /* RECLAIM: what may still be carried */
     struct kvist_tier_known_pool *pool; /* PURGE */
+    bool pool_gone;                     /* PURGE: nothing of it is in the index any more */
     uint8_t *buffer;                    /* RECLAIM: a block that is carried */
     uint64_t buffer_bytes;
     uint8_t *pages;
@@ -118,10 +120,11 @@ struct kvist_tier {
     bool pools_reported;
     struct kvist_tier_keeper *loader;
     struct kvist_tier_keeper *keeper;
-    /* Pools: append-only, so that workers may look. */
-    struct kvist_tier_known_pool *pools[KVIST_TIER_POOLS_MAX];
-    _Atomic uint32_t pool_count;
-    pthread_mutex_t pool_lock; /* one writing of a pool at a time */
+    /* Pools. The loop alone changes the table; it and workers look with the lock held. */
+    struct kvist_tier_known_pool *pools[KVIST_TIER_POOLS_MAX]; /* NULL: a free place */
+    uint32_t pool_high;
+    pthread_mutex_t table_lock;
+    pthread_mutex_t pool_lock; /* one writing of a pool at a time; taken alone */
     /* Requests. */
     struct kvist_tier_request *requests;
     uint8_t *request_pages;
@@ -181,13 +184,23 @@ uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier);
 KVIST_MUST_USE enum kvist_status kvist_tier_pools_open(struct kvist_tier *tier,
                                                        struct kvist_error *err);
 
-/** NULL: no such pool. Any thread. */
+/** NULL: no such pool. Any thread; what it answers lives while a block of the pool is in the index,
+ *  or a request of it in flight, and until the loop's next turn. */
 struct kvist_tier_known_pool *kvist_tier_pool_find(struct kvist_tier *tier,
                                                    const uint8_t pool_id[KVIST_KEY_BYTES]);
 
 /** The pool's current generation, to be read again and again; NULL: no such pool. Any thread. */
 const _Atomic uint64_t *kvist_tier_pool_generation(struct kvist_tier *tier,
                                                    const uint8_t pool_id[KVIST_KEY_BYTES]);
+
+/** On a worker, a pool without a record in the index: remove it there if it is to be forgotten. */
+KVIST_MUST_USE enum kvist_status kvist_tier_pool_erase(struct kvist_tier *tier,
+                                                       struct kvist_tier_known_pool *pool,
+                                                       bool *gone_out,
+                                                       struct kvist_error *err);
+
+/** Free the place of a pool that was erased, unless it was put again since. */
+void kvist_tier_pool_remove(struct kvist_tier *tier, struct kvist_tier_known_pool *pool);
 
 /** Try again what failed when the pool was put. */
 void kvist_tier_pool_save(struct kvist_tier *tier, struct kvist_tier_known_pool *pool);

@@ -150,10 +150,9 @@ static bool is_since(const struct kvist_tier *tier, const struct kvist_tier_bloc
 
 static void report_pools(struct kvist_tier *tier)
 {
-    uint32_t count = atomic_load(&tier->pool_count);
-    for (uint32_t index = 0; index < count; index++) {
+    for (uint32_t index = 0; index < tier->pool_high; index++) {
         struct kvist_tier_known_pool *known = tier->pools[index];
-        if (known->loaded) {
+        if (known != NULL && known->loaded && !known->forgotten) {
             struct kvist_tier_pool pool = known->pool;
             pool.generation = atomic_load(&known->generation);
             tier->events.pool_loaded(tier->ctx, &pool);
@@ -408,6 +407,10 @@ static void purge_run(struct kvist_tier_keeper *keeper)
             keeper->count++;
         }
     }
+    if (keeper->status == KVIST_OK && keeper->walk.end) {
+        keeper->status =
+            kvist_tier_pool_erase(tier, keeper->pool, &keeper->pool_gone, &keeper->err);
+    }
     keeper->end = keeper->status != KVIST_OK || keeper->walk.end;
 }
 
@@ -417,20 +420,24 @@ static void purge_done(struct kvist_tier_keeper *keeper)
     if (!keeper->end && !keeper->tier->closing) {
         step_submit(keeper);
     } else {
+        if (keeper->pool_gone) {
+            kvist_tier_pool_remove(keeper->tier, keeper->pool);
+        }
         keeper->pool = NULL; /* what a failure left is never served, and goes at the next start */
     }
 }
 
 static bool purge_start(struct kvist_tier *tier)
 {
-    uint32_t count = atomic_load(&tier->pool_count);
-    for (uint32_t index = 0; index < count; index++) {
+    for (uint32_t index = 0; index < tier->pool_high; index++) {
         struct kvist_tier_known_pool *known = tier->pools[index];
-        /* Not before the clear is durable: until then a crash brings all of it back, or none. */
-        if (known->purge && known->puts_in_flight == 0 && !known->unsaved) {
+        /* Not before a clear is durable: until then a crash brings all of it back, or none. */
+        if (known != NULL && known->purge && known->puts_in_flight == 0 &&
+            (!known->unsaved || known->forgotten)) {
             known->purge = false;
             tier->keeper->step = KVIST_TIER_STEP_PURGE;
             tier->keeper->pool = known;
+            tier->keeper->pool_gone = false;
             memset(&tier->keeper->walk, 0, sizeof(tier->keeper->walk));
             step_submit(tier->keeper);
             return true;

@@ -45,6 +45,12 @@ enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
     return KVIST_UNSUPPORTED;
 }
 
+void kvist_tier_forget_pool(struct kvist_tier *tier, const uint8_t pool_id[KVIST_KEY_BYTES])
+{
+    (void)tier;
+    (void)pool_id;
+}
+
 enum kvist_status kvist_tier_write(struct kvist_tier *tier,
                                    const struct kvist_tier_block *block,
                                    const void *source,

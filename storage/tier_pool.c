@@ -1,7 +1,9 @@
 /*
  * The pools that the tier knows, and their being remembered. A pool is known from
  * kvist_tier_put_pool() on, in this process, and on disk from its completion on. Generations only
- * grow: from the call on, blocks of an earlier one are neither written nor read.
+ * grow: from the call on, blocks of an earlier one are neither written nor read. A pool that is
+ * forgotten gets a generation more, so that none of its blocks is current; when they have been
+ * removed, so is what is remembered of it, and then its place is free.
  */
 #include "proto/base/check.h"
 #include "storage/tier_internal.h"
@@ -12,13 +14,16 @@
 struct kvist_tier_known_pool *kvist_tier_pool_find(struct kvist_tier *tier,
                                                    const uint8_t pool_id[KVIST_KEY_BYTES])
 {
-    uint32_t count = atomic_load_explicit(&tier->pool_count, memory_order_acquire);
-    for (uint32_t index = 0; index < count; index++) {
-        if (memcmp(tier->pools[index]->pool.pool_id, pool_id, KVIST_KEY_BYTES) == 0) {
-            return tier->pools[index];
+    struct kvist_tier_known_pool *found = NULL;
+    (void)pthread_mutex_lock(&tier->table_lock);
+    for (uint32_t index = 0; found == NULL && index < tier->pool_high; index++) {
+        struct kvist_tier_known_pool *known = tier->pools[index];
+        if (known != NULL && memcmp(known->pool.pool_id, pool_id, KVIST_KEY_BYTES) == 0) {
+            found = known;
         }
     }
-    return NULL;
+    (void)pthread_mutex_unlock(&tier->table_lock);
+    return found;
 }
 
 const _Atomic uint64_t *kvist_tier_pool_generation(struct kvist_tier *tier,
@@ -70,13 +75,37 @@ static void put_submit(struct kvist_tier_known_pool *pool, struct kvist_tier_req
     }
 }
 
+/* The first free place; the forgotten ones, should there be none, are to be purged once more. */
+static enum kvist_status find_place(struct kvist_tier *tier, uint32_t *index_out)
+{
+    for (uint32_t index = 0; index < KVIST_TIER_POOLS_MAX; index++) {
+        if (tier->pools[index] == NULL) {
+            *index_out = index;
+            return KVIST_OK;
+        }
+    }
+    for (uint32_t index = 0; index < KVIST_TIER_POOLS_MAX; index++) {
+        struct kvist_tier_known_pool *known = tier->pools[index];
+        known->purge = known->purge || known->forgotten;
+    }
+    return KVIST_BUSY;
+}
+
+static void set_place(struct kvist_tier *tier, uint32_t index, struct kvist_tier_known_pool *known)
+{
+    (void)pthread_mutex_lock(&tier->table_lock);
+    tier->pools[index] = known;
+    tier->pool_high = index >= tier->pool_high ? index + 1 : tier->pool_high;
+    (void)pthread_mutex_unlock(&tier->table_lock);
+}
+
 static enum kvist_status pool_add(struct kvist_tier *tier,
                                   const struct kvist_tier_pool *pool,
                                   struct kvist_tier_known_pool **known_out)
 {
-    uint32_t count = atomic_load(&tier->pool_count);
+    uint32_t place = 0;
     uint32_t tenant = 0;
-    if (count >= KVIST_TIER_POOLS_MAX) {
+    if (find_place(tier, &place) != KVIST_OK) {
         return KVIST_BUSY;
     }
     struct kvist_tier_known_pool *known = calloc(1, sizeof(*known));
@@ -87,8 +116,7 @@ static enum kvist_status pool_add(struct kvist_tier *tier,
     known->pool = *pool;
     known->tenant = tenant;
     atomic_store(&known->generation, pool->generation);
-    tier->pools[count] = known;
-    atomic_store_explicit(&tier->pool_count, count + 1, memory_order_release);
+    set_place(tier, place, known);
     *known_out = known;
     return KVIST_OK;
 }
@@ -132,8 +160,50 @@ enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
         atomic_store(&known->generation, pool->generation); /* from here on, earlier is stale */
         known->purge = true;
     }
+    known->forgotten = false;
     put_submit(known, request);
     return KVIST_OK;
+}
+
+void kvist_tier_forget_pool(struct kvist_tier *tier, const uint8_t pool_id[KVIST_KEY_BYTES])
+{
+    KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
+    struct kvist_tier_known_pool *known = kvist_tier_pool_find(tier, pool_id);
+    if (known != NULL && !known->forgotten) {
+        known->forgotten = true;
+        known->purge = true;
+        atomic_fetch_add(&known->generation, 1);
+    }
+}
+
+enum kvist_status kvist_tier_pool_erase(struct kvist_tier *tier,
+                                        struct kvist_tier_known_pool *pool,
+                                        bool *gone_out,
+                                        struct kvist_error *err)
+{
+    enum kvist_status status = KVIST_OK;
+    /* A put that comes between writes it again when this is done. */
+    (void)pthread_mutex_lock(&tier->pool_lock);
+    bool forgotten = pool->forgotten;
+    if (forgotten) {
+        status = kvist_tier_index_forget_pool(tier->index, pool->pool.pool_id, err);
+    }
+    (void)pthread_mutex_unlock(&tier->pool_lock);
+    *gone_out = forgotten && status == KVIST_OK;
+    return status;
+}
+
+void kvist_tier_pool_remove(struct kvist_tier *tier, struct kvist_tier_known_pool *pool)
+{
+    if (!pool->forgotten || pool->purge || pool->puts_in_flight > 0) {
+        return;
+    }
+    for (uint32_t index = 0; index < tier->pool_high; index++) {
+        if (tier->pools[index] == pool) {
+            set_place(tier, index, NULL);
+        }
+    }
+    free(pool);
 }
 
 void kvist_tier_pool_save(struct kvist_tier *tier, struct kvist_tier_known_pool *pool)

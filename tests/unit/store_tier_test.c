@@ -397,6 +397,53 @@ static void a_suspect_that_is_corrupt_comes_back_from_nvme(void)
     kvist_test_engine_release(engine, 1);
 }
 
+/* One engine that goes through more pools than there are places, as after as many resets. */
+static void idle_pools_make_place(void)
+{
+    enum { POOLS = KVIST_POOLS_MAX + 40 };
+    struct kvist_store_pool *one = NULL;
+    uint8_t first[KVIST_KEY_BYTES];
+    memcpy(first, kvist_store_pool_id(pool), sizeof(first));
+    put_range(POOLS, 1);
+    kvist_test_engine_detach(engine, 0); /* from another tenant's only pool */
+    for (uint32_t number = 0; number < POOLS; number++) {
+        struct kvist_tier_pool about = {.slot_bytes = SLOT_BYTES, .tenant = "busy"};
+        memcpy(about.pool_id, &number, sizeof(number));
+        about.pool_id[8] = 1;
+        KVIST_TEST_STATUS(kvist_store_pool_open(store, &about, &one, NULL), KVIST_OK);
+        KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, one), 0);
+        put_range(number, 1);
+        kvist_test_engine_detach(engine, 0);
+        kvist_test_advance(store, 20000);
+    }
+    KVIST_TEST_EQUAL(stats_now().pools, KVIST_POOLS_MAX);
+    KVIST_TEST_EQUAL(stats_now().pools_dropped_total, 41);
+    KVIST_TEST_TRUE(kvist_store_pool_lookup(store, first) != NULL || skipped > 0);
+    /* The oldest has gone, and is a pool as any other when it comes again; the others are there. */
+    static const uint32_t numbers[] = {POOLS - 1, POOLS / 2, 50, 0, 0};
+    for (size_t index = 0; index < sizeof(numbers) / sizeof(numbers[0]); index++) {
+        struct kvist_tier_pool about = {.slot_bytes = SLOT_BYTES, .tenant = "busy"};
+        memcpy(about.pool_id, &numbers[index], sizeof(numbers[index]));
+        about.pool_id[8] = 1;
+        KVIST_TEST_STATUS(kvist_store_pool_open(store, &about, &one, NULL), KVIST_OK);
+        KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, one), 0);
+        kvist_test_settle(store);
+        const void *bytes = lease_at_last(numbers[index]);
+        KVIST_TEST_TRUE(index == 3 ? bytes == NULL : bytes != NULL || skipped > 0);
+        KVIST_TEST_TRUE(bytes == NULL || kvist_test_holds(bytes, numbers[index], SLOT_BYTES));
+        kvist_test_engine_release(engine, 1);
+        if (index == 3) {
+            put_range(0, 1);
+        }
+        kvist_test_engine_detach(engine, 0);
+    }
+    /* One block a pool, and nothing is left of those that were dropped. */
+    for (unsigned round = 0; stats_now().tier.blocks > KVIST_POOLS_MAX && round < 200; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_TRUE(stats_now().tier.blocks <= KVIST_POOLS_MAX);
+}
+
 static void promotions_are_bounded(void)
 {
     put_range(0, BLOCKS);
@@ -506,6 +553,7 @@ int main(void)
         {"a flipped byte in DRAM is not spilled", a_flipped_byte_in_dram_is_not_spilled},
         {"a suspect that is corrupt comes back from NVMe",
          a_suspect_that_is_corrupt_comes_back_from_nvme},
+        {"idle pools make place", idle_pools_make_place},
         {"promotions are bounded", promotions_are_bounded},
         {"promoted blocks are held until they are leased",
          promoted_blocks_are_held_until_they_are_leased},

@@ -303,6 +303,70 @@ static void cleared_blocks_never_come_back(void)
     KVIST_TEST_EQUAL(rig.pools_loaded + rig.loaded_count, 0);
 }
 
+/* More pools, one after another, than can be known at a time. */
+static void forgotten_pools_make_place(void)
+{
+    struct kvist_tier_pool kept = kvist_rig_pool(1, 8192, 1);
+    kvist_rig_start(&rig);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &kept), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_rig_write(&rig, &kept, 7, 1, 4096), KVIST_OK);
+    for (uint32_t number = 2; number < 1302; number++) {
+        struct kvist_tier_pool pool = kvist_rig_pool(number, 8192, 1);
+        KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
+        KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, 7, 1, 4096), KVIST_OK);
+        kvist_tier_forget_pool(rig.tier, pool.pool_id);
+        KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, 8, 1, 4096), KVIST_STALE);
+    }
+    for (uint32_t round = 0; kvist_rig_stats(&rig).blocks > 1 && round < 200; round++) {
+        (void)kvist_tier_turn(rig.tier); /* starts what is due */
+        kvist_rig_turn(&rig);
+    }
+    KVIST_TEST_EQUAL(kvist_rig_stats(&rig).blocks, 1);
+    KVIST_TEST_EQUAL(rig.dropped, 0); /* its owner let go, and need not be told */
+    KVIST_TEST_STATUS(kvist_rig_read(&rig, &kept, 7), KVIST_OK);
+    struct kvist_tier_pool gone = kvist_rig_pool(2, 8192, 1);
+    KVIST_TEST_STATUS(kvist_rig_read(&rig, &gone, 7), KVIST_NOT_FOUND);
+    KVIST_TEST_STATUS(kvist_rig_write(&rig, &gone, 7, 1, 4096), KVIST_INVALID);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &gone), KVIST_OK); /* as any new one */
+    KVIST_TEST_STATUS(kvist_rig_read(&rig, &gone, 7), KVIST_NOT_FOUND);
+    kvist_rig_close(&rig);
+    kvist_rig_start(&rig);
+    KVIST_TEST_EQUAL(rig.pools_loaded, 1);
+    KVIST_TEST_EQUAL(rig.loaded_count, 1);
+}
+
+/* Put again before it has gone: an empty pool of a later generation, for good. */
+static void a_pool_that_is_forgotten_may_come_again(void)
+{
+    struct kvist_tier_pool pool = kvist_rig_pool(1, 8192, 1);
+    kvist_rig_start(&rig);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
+    for (uint64_t number = 0; number < 700; number++) {
+        KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, number, 1, 4096), KVIST_OK);
+    }
+    kvist_tier_forget_pool(rig.tier, pool.pool_id);
+    KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, 5, 1, 4096), KVIST_STALE);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_STALE);
+    pool.generation = 3;
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, 5, 2, 4096), KVIST_OK);
+    kvist_rig_turn_for(&rig, 200000);
+    KVIST_TEST_EQUAL(kvist_rig_stats(&rig).blocks, 1);
+    kvist_rig_close(&rig);
+    kvist_rig_start(&rig);
+    KVIST_TEST_EQUAL(rig.loaded_count, 1);
+    KVIST_TEST_EQUAL(rig.last_pool.generation, 3);
+    KVIST_TEST_STATUS(kvist_rig_read(&rig, &pool, 5), KVIST_OK);
+    /* It ends before anything was removed: what comes back is right. */
+    kvist_tier_forget_pool(rig.tier, pool.pool_id);
+    kvist_rig_close(&rig);
+    kvist_rig_start(&rig);
+    if (rig.pools_loaded == 1) {
+        KVIST_TEST_EQUAL(rig.last_pool.generation, 3);
+        KVIST_TEST_STATUS(kvist_rig_read(&rig, &pool, 5), KVIST_OK);
+    }
+}
+
 static void a_flipped_bit_is_a_miss(void)
 {
     struct kvist_tier_pool pool = kvist_rig_pool(1, 8192, 1);
@@ -554,6 +618,8 @@ int main(void)
         {"a restart reports every block once", a_restart_reports_every_block_once},
         {"writes go on while loading", writes_go_on_while_loading},
         {"cleared blocks never come back", cleared_blocks_never_come_back},
+        {"forgotten pools make place", forgotten_pools_make_place},
+        {"a pool that is forgotten may come again", a_pool_that_is_forgotten_may_come_again},
         {"a flipped bit is a miss", a_flipped_bit_is_a_miss},
         {"files and index are matched at start", files_and_index_are_matched_at_start},
         {"an index that is gone empties the tier", an_index_that_is_gone_empties_the_tier},
