@@ -225,7 +225,8 @@ static void write_run(struct kvist_job *job)
         return;
     }
     request->verified = true;
-    request->status = kvist_tier_index_ready(tier->index, &request->err);
+    request->status =
+        kvist_tier_index_ready(tier->index, KVIST_TIER_INDEX_FREE_BYTES, &request->err);
     if (request->status == KVIST_OK && !already_there(tier, request)) {
         request->status = write_record(tier, request);
     }
@@ -331,7 +332,8 @@ static void read_run(struct kvist_job *job)
         request->status =
             kvist_tier_index_get(tier->index, asked->pool_id, asked->key, &record, &request->err);
         if (request->status == KVIST_UNAVAILABLE &&
-            kvist_tier_index_ready(tier->index, &request->err) == KVIST_OK) {
+            kvist_tier_index_ready(tier->index, KVIST_TIER_INDEX_FREE_BYTES, &request->err) ==
+                KVIST_OK) {
             continue;
         }
         if (request->status != KVIST_OK) {

@@ -13,7 +13,8 @@
  * Limits      bytes_max holds for `du PATH` at every moment: extents until their last fd is closed,
  *             room for one more and for what is carried over, RocksDB with its compaction peak.
  *             A block takes at most an eighth of bytes_max. One fd an extent, at most 2,048.
- *             A disk with less than 32 MiB left gets no new extent, with less than 16 no block.
+ *             A disk with less than 32 MiB left gets no new extent, with less than 16 no block;
+ *             the last of it is for clears, and for giving extents back.
  * Invariants  data before index; a record is believed only when pool, key, generation, length and
  *             both checksums match what was asked for; one record a key
  * Errors      NOT_FOUND: a miss; CORRUPT: a record did not check out, it has been dropped;

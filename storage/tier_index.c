@@ -223,10 +223,11 @@ static enum kvist_status refuse_failed(struct kvist_error *err)
 }
 
 /* Close and open. When it cannot be opened for writing it still answers reads, if it can. */
-static enum kvist_status reopen(struct kvist_tier_index *index, struct kvist_error *err)
+static enum kvist_status
+reopen(struct kvist_tier_index *index, uint64_t free_bytes, struct kvist_error *err)
 {
     char *text = NULL;
-    enum kvist_status status = kvist_disk_probe(index->path, KVIST_TIER_INDEX_FREE_BYTES, err);
+    enum kvist_status status = kvist_disk_probe(index->path, free_bytes, err);
     if (status != KVIST_OK) {
         return status;
     }
@@ -249,9 +250,11 @@ static enum kvist_status reopen(struct kvist_tier_index *index, struct kvist_err
     return status;
 }
 
-enum kvist_status kvist_tier_index_ready(struct kvist_tier_index *index, struct kvist_error *err)
+enum kvist_status kvist_tier_index_ready(struct kvist_tier_index *index,
+                                         uint64_t free_bytes,
+                                         struct kvist_error *err)
 {
-    enum kvist_status status = kvist_disk_check(index->path, KVIST_TIER_INDEX_FREE_BYTES, err);
+    enum kvist_status status = kvist_disk_check(index->path, free_bytes, err);
     if (status != KVIST_OK || !atomic_load(&index->failed)) {
         return status;
     }
@@ -262,7 +265,7 @@ enum kvist_status kvist_tier_index_ready(struct kvist_tier_index *index, struct 
             status = refuse_failed(err);
         } else {
             index->reopened_us = now_us;
-            status = reopen(index, err);
+            status = reopen(index, free_bytes, err);
         }
     }
     (void)pthread_mutex_unlock(&index->modify);

@@ -21,7 +21,8 @@
 #include <stdatomic.h>
 
 #define KVIST_TIER_BATCH            512U
-#define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk nothing is put */
+#define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk no block is put */
+#define KVIST_TIER_INDEX_LAST_BYTES (1U << 20)  /* and with less not even what frees space */
 
 struct kvist_tier_index;
 
@@ -53,6 +54,7 @@ void kvist_tier_index_close(struct kvist_tier_index **index);
 
 /** OK when writes can be expected to work; reopens the database when it has failed. */
 KVIST_MUST_USE enum kvist_status kvist_tier_index_ready(struct kvist_tier_index *index,
+                                                        uint64_t free_bytes,
                                                         struct kvist_error *err);
 
 /** Bytes on disk that the database may need at its peak, when its files now have disk_bytes. */

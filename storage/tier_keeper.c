@@ -320,7 +320,7 @@ static void reclaim_run(struct kvist_tier_keeper *keeper)
     if (!keeper->walk.started) {
         keeper->carry_bytes = kvist_extent_filled_bytes(tier->extents, victim) / CARRY_SHARE;
     }
-    keeper->status = kvist_tier_index_ready(tier->index, &keeper->err);
+    keeper->status = kvist_tier_index_ready(tier->index, KVIST_TIER_INDEX_LAST_BYTES, &keeper->err);
     if (keeper->status == KVIST_OK) {
         keeper->status =
             kvist_tier_index_walk_extent(tier->index, keeper->extent, &keeper->walk, &keeper->err);

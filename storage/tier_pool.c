@@ -38,7 +38,8 @@ static void put_pool_run(struct kvist_job *job)
 {
     struct kvist_tier_request *request = (struct kvist_tier_request *)job;
     struct kvist_tier *tier = request->tier;
-    request->status = kvist_tier_index_ready(tier->index, &request->err);
+    request->status =
+        kvist_tier_index_ready(tier->index, KVIST_TIER_INDEX_LAST_BYTES, &request->err);
     if (request->status == KVIST_OK) {
         (void)pthread_mutex_lock(&tier->pool_lock);
         struct kvist_tier_pool pool = request->pool->pool;

@@ -41,14 +41,19 @@ static void teardown(void)
     KVIST_TEST_EQUAL(umount2(mount_path, MNT_DETACH), 0);
 }
 
-/* Someone else's file takes all the space that is left. */
-static void fill(void)
+static uint64_t room_bytes(void)
 {
     struct statvfs room;
     KVIST_TEST_FATAL(statvfs(mount_path, &room) == 0);
+    return room.f_bavail * room.f_frsize;
+}
+
+/* Someone else's file takes all the space, but for so many bytes. */
+static void fill(uint64_t spare_bytes)
+{
     int fd = open(filler_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     KVIST_TEST_FATAL(fd >= 0);
-    KVIST_TEST_FATAL(posix_fallocate(fd, 0, (off_t)(room.f_bavail * room.f_frsize)) == 0);
+    KVIST_TEST_FATAL(posix_fallocate(fd, 0, (off_t)(room_bytes() - spare_bytes)) == 0);
     (void)close(fd);
 }
 
@@ -94,7 +99,7 @@ static void a_disk_that_fills_up_and_empties_again(void)
     kvist_rig_start(&rig);
     KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
     KVIST_TEST_EQUAL(write_some(&pool, 0, 70), 70);
-    fill();
+    fill(0);
     uint64_t stored = write_some(&pool, 100, 300);
     KVIST_TEST_TRUE(stored < 200);
     KVIST_TEST_TRUE(kvist_rig_stats(&rig).degraded[0] != '\0');
@@ -114,6 +119,30 @@ static void a_disk_that_fills_up_and_empties_again(void)
     KVIST_TEST_TRUE(rig.loaded_count >= 100 && rig.loaded_count <= 110);
 }
 
+/* No block is taken any more; a clear is, at once and durably, and gives the space back. */
+static void a_clear_needs_little_room(void)
+{
+    struct kvist_tier_pool pool = kvist_rig_pool(1, 65536, 1);
+    kvist_rig_start(&rig);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
+    KVIST_TEST_EQUAL(write_some(&pool, 0, 300), 300);
+    fill(4 * MIB);
+    KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, 1000, 1, 65536), KVIST_NO_SPACE);
+    pool.generation = 2;
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
+    for (unsigned round = 0; room_bytes() < 16 * MIB && round < 100; round++) {
+        kvist_rig_turn_for(&rig, 100000);
+    }
+    KVIST_TEST_TRUE(room_bytes() >= 16 * MIB);
+    KVIST_TEST_EQUAL(read_some(&pool, 0, 300), 0);
+    KVIST_TEST_EQUAL(unlink(filler_path), 0);
+    KVIST_TEST_EQUAL(write_some(&pool, 2000, 1), 1);
+    kvist_rig_close(&rig);
+    kvist_rig_start(&rig);
+    KVIST_TEST_EQUAL(rig.last_pool.generation, 2);
+    KVIST_TEST_EQUAL(rig.loaded_count, 1);
+}
+
 static void a_full_disk_at_start_says_so(void)
 {
     struct kvist_tier_pool pool = kvist_rig_pool(1, 65536, 1);
@@ -121,7 +150,7 @@ static void a_full_disk_at_start_says_so(void)
     KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
     KVIST_TEST_EQUAL(write_some(&pool, 0, 70), 70);
     kvist_rig_close(&rig);
-    fill();
+    fill(0);
     KVIST_TEST_STATUS(kvist_rig_open(&rig), KVIST_NO_SPACE);
     KVIST_TEST_TRUE(rig.tier == NULL && strstr(rig.err.text, "No space left") != NULL);
     KVIST_TEST_EQUAL(unlink(filler_path), 0);
@@ -144,6 +173,7 @@ int main(void)
     static const struct kvist_unit_case cases[] = {
         {"a cap above the disk is no crash", a_cap_above_the_disk_is_no_crash},
         {"a disk that fills up and empties again", a_disk_that_fills_up_and_empties_again},
+        {"a clear needs little room", a_clear_needs_little_room},
         {"a full disk at start says so", a_full_disk_at_start_says_so},
     };
     if (!namespace_enter()) {
