@@ -291,6 +291,24 @@ static void pending_answer(const struct kvist_pending *pending)
     kvist_connection_send(pending->connection, &answer, NULL, 0);
 }
 
+/* Why it failed, and what to do. */
+static const char *pending_text(const struct kvist_pending *pending)
+{
+    if (pending->saves) {
+        return pending->status == KVIST_UNSUPPORTED
+                   ? "there is no NVMe tier to save to: set nvme.path and nvme.bytes in kvistd's "
+                     "configuration and restart it"
+               : pending->status == KVIST_BUSY
+                   ? "a save is running already: wait for it"
+                   : "the save did not finish; see kvistd's log and health";
+    }
+    return pending->status == KVIST_NO_SPACE
+               ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot be "
+                 "written down, and a restart would bring those on it back: free a few MiB there, "
+                 "and clear again"
+               : "the clear could not be made durable; see kvistd's health";
+}
+
 static void pending_done(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
 {
     struct kvist_pending *pending = ctx;
@@ -312,11 +330,7 @@ static void pending_done(void *ctx, enum kvist_status status, uint64_t blocks, u
             pending_answer(pending);
         } else {
             kvist_connection_send_failure(
-                connection,
-                pending->id,
-                pending->status,
-                pending->saves ? "the save did not finish; see kvistd's log and health"
-                               : "the clear could not be made durable; see kvistd's health");
+                connection, pending->id, pending->status, pending_text(pending));
         }
     }
     free(pending);

@@ -13,6 +13,7 @@ import unittest
 import wire
 
 KVISTD = os.environ.get("KVISTD", "kvistd")
+KVIST = os.environ.get("KVIST", "kvist")
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 START_S = 60
 
@@ -41,6 +42,12 @@ class Daemon:
             self.process = subprocess.Popen(arguments, stderr=log, stdin=subprocess.DEVNULL,
                                             env=environment, **popen)
         self.pidfd = os.pidfd_open(self.process.pid)
+
+    def tool(self, *arguments):
+        """Run the kvist tool. @return exit status, stdout, stderr"""
+        done = subprocess.run([KVIST, *arguments, "--socket", self.socket], timeout=60, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        return done.returncode, done.stdout, done.stderr
 
     def config(self, text=None):
         """The configuration file; text replaces it."""

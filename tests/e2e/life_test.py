@@ -85,6 +85,14 @@ class Stop(harness.Case):
         wire.until(lambda: daemon.metric("nvme_loading") == 0, "the index is read back")
         self.assertEqual(daemon.metric("nvme_blocks"), 0)
 
+    def test_a_save_without_a_tier_says_what_to_set(self):
+        daemon = self.start()
+        for flags in ((), ("--json",)):
+            status, out, error = daemon.tool("save", *flags)
+            self.assertEqual((status, out), (1, ""))
+            self.assertIn("no NVMe tier", error)
+            self.assertIn("nvme.path", error)
+
     @harness.needs_nvme
     def test_a_requester_that_does_not_wait(self):
         nvme = ("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M")

@@ -301,6 +301,13 @@ class Disk(harness.Case):
         self.assertEqual(daemon.get("/healthz")[0], 200)
         wire.until(lambda: 'warn: health changed health="degraded: ' in daemon.text(), "so the log")
         self.assertGreater(daemon.metric("slots_ready"), 100)
+        status, _, error = daemon.tool("clear", "--all", "--yes")
+        self.assertEqual(status, 1)
+        self.assertIn("nvme.path", error)
+        self.assertIn("free a few MiB", error)
+        self.assertEqual(daemon.metric("slots_ready"), 0)
+        os.unlink(f"{self.inside(daemon)}/fill")
+        wire.until(lambda: daemon.tool("clear", "--all", "--yes")[0] == 0, "a clear is durable")
         self.assert_serves(daemon)
         self.assertEqual(daemon.stop(), 0)
 
