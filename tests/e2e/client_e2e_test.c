@@ -172,10 +172,12 @@ struct engine {
 #define EVENTUALLY(condition)                                                                      \
     do {                                                                                           \
         uint64_t deadline_us = kvist_clock_now_us() + PATIENCE_US;                                 \
-        while (!(condition) && kvist_clock_now_us() < deadline_us) {                               \
+        bool eventually = (condition); /* once at a time: it may put a block */                    \
+        while (!eventually && kvist_clock_now_us() < deadline_us) {                                \
             pause_ms(1);                                                                           \
+            eventually = (condition);                                                              \
         }                                                                                          \
-        KVIST_TEST_FATAL(condition);                                                               \
+        KVIST_TEST_FATAL(eventually);                                                              \
     } while (0)
 
 static void engine_open(struct engine *engine,

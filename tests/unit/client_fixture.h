@@ -32,10 +32,12 @@ extern const uint8_t client_session_id[16];
 #define UNTIL(condition)                                                                           \
     do {                                                                                           \
         uint64_t deadline_us = kvist_clock_now_us() + CLIENT_PATIENCE_US;                          \
-        while (!(condition) && kvist_clock_now_us() < deadline_us) {                               \
+        bool until = (condition); /* once at a time: it may change something */                   \
+        while (!until && kvist_clock_now_us() < deadline_us) {                                     \
             client_step();                                                                         \
+            until = (condition);                                                                   \
         }                                                                                          \
-        KVIST_TEST_FATAL(condition);                                                               \
+        KVIST_TEST_FATAL(until);                                                                   \
     } while (0)
 
 void client_setup(void);
