@@ -92,19 +92,25 @@ static void refused(const envelope_type *envelope)
         (field) = kept;                                                                            \
     } while (0)
 
-#define BODY(variable, id_value, type, CASE, field)                                                \
+/* The envelope's body from now on, empty. */
+#define BODY(variable, type, CASE, field)                                                          \
     Kvist__Wire__##type variable;                                                                  \
-    envelope_type envelope = KVIST__WIRE__ENVELOPE__INIT;                                          \
-    envelope.id = (id_value);                                                                      \
+    kvist__wire__##field##__init(&(variable));                                                     \
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_##CASE;                                       \
     envelope.field = &(variable)
+#define ENVELOPE(variable, id_value, type, CASE, field)                                            \
+    envelope_type envelope = KVIST__WIRE__ENVELOPE__INIT;                                          \
+    envelope.id = (id_value);                                                                      \
+    BODY(variable, type, CASE, field)
+
+/* `return` is no name for a field. */
+#define kvist__wire__return_slots__init kvist__wire__return__init
 
 /* --- From clients ----------------------------------------------------------------------------- */
 
 static void hello(void)
 {
-    BODY(body, 1, Hello, HELLO, hello);
-    kvist__wire__hello__init(&body);
+    ENVELOPE(body, 1, Hello, HELLO, hello);
     body.wire_major = KVIST_WIRE_MAJOR;
     body.role = KVIST__WIRE__ROLE__ROLE_WORKER;
     body.session_id = data(16);
@@ -146,8 +152,7 @@ static void open_pool(void)
     for (size_t index = 0; index < COUNT; index++) {
         fields[index] = &field;
     }
-    BODY(body, 1, OpenPool, OPEN_POOL, open_pool);
-    kvist__wire__open_pool__init(&body);
+    ENVELOPE(body, 1, OpenPool, OPEN_POOL, open_pool);
     body.fields = fields;
     body.n_fields = KVIST_IDENTITY_FIELDS_MAX;
     body.slot_bytes = KVIST_BLOCK_BYTES_MIN;
@@ -175,8 +180,7 @@ static void open_pool(void)
 
 static void clear(void)
 {
-    BODY(body, 1, Clear, CLEAR, clear);
-    kvist__wire__clear__init(&body);
+    ENVELOPE(body, 1, Clear, CLEAR, clear);
     body.pool_id = data(32);
     accepted(&envelope);
     REFUSED_WITH(&envelope, body.pool_id, data(31));
@@ -190,22 +194,17 @@ static void clear(void)
 
 static void stat_and_list(void)
 {
-    BODY(body, 1, Stat, STAT, stat);
-    kvist__wire__stat__init(&body);
+    ENVELOPE(body, 1, Stat, STAT, stat);
     accepted(&envelope);
     REFUSED_WITH(&envelope, envelope.id, 0);
-    Kvist__Wire__List list;
-    kvist__wire__list__init(&list);
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_LIST;
-    envelope.list = &list;
+    BODY(list, List, LIST, list);
     list.offset = UINT32_MAX;
     accepted(&envelope);
 }
 
 static void inspect(void)
 {
-    BODY(body, 1, Inspect, INSPECT, inspect);
-    kvist__wire__inspect__init(&body);
+    ENVELOPE(body, 1, Inspect, INSPECT, inspect);
     body.key = data(32);
     accepted(&envelope);
     REFUSED_WITH(&envelope, body.key, data(33));
@@ -213,8 +212,7 @@ static void inspect(void)
 
 static void admin(void)
 {
-    BODY(body, 1, Admin, ADMIN, admin);
-    kvist__wire__admin__init(&body);
+    ENVELOPE(body, 1, Admin, ADMIN, admin);
     body.action = KVIST__WIRE__ADMIN__ACTION__ACTION_SAVE;
     accepted(&envelope);
     REFUSED_WITH(&envelope, body.action, KVIST__WIRE__ADMIN__ACTION__ACTION_NONE);
@@ -223,8 +221,7 @@ static void admin(void)
 
 static void mapped_and_unmapped(void)
 {
-    BODY(body, 0, Mapped, MAPPED, mapped);
-    kvist__wire__mapped__init(&body);
+    ENVELOPE(body, 0, Mapped, MAPPED, mapped);
     body.pool = KVIST_SESSION_POOLS_MAX - 1;
     body.segment = KVIST_SEGMENTS_MAX - 1;
     body.serial = 1;
@@ -233,10 +230,7 @@ static void mapped_and_unmapped(void)
     REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
     REFUSED_WITH(&envelope, body.segment, KVIST_SEGMENTS_MAX);
     REFUSED_WITH(&envelope, body.serial, 0);
-    Kvist__Wire__Unmapped unmapped;
-    kvist__wire__unmapped__init(&unmapped);
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_UNMAPPED;
-    envelope.unmapped = &unmapped;
+    BODY(unmapped, Unmapped, UNMAPPED, unmapped);
     refused(&envelope);
     unmapped.serial = 1;
     accepted(&envelope);
@@ -257,8 +251,7 @@ static void commit(void)
     block.key = data(32);
     block.parent_tag = UINT64_MAX;
     block.block_bytes = KVIST_BLOCK_BYTES_MAX;
-    BODY(body, 0, Commit, COMMIT, commit);
-    kvist__wire__commit__init(&body);
+    ENVELOPE(body, 0, Commit, COMMIT, commit);
     body.blocks = blocks;
     body.n_blocks = KVIST_KEYS_MAX;
     accepted(&envelope); /* the largest that anyone sends fits a frame and the memory */
@@ -283,8 +276,7 @@ static void return_slots(void)
     for (size_t index = 0; index < COUNT; index++) {
         slots[index] = &slot;
     }
-    BODY(body, 0, Return, RETURN_SLOTS, return_slots);
-    kvist__wire__return__init(&body);
+    ENVELOPE(body, 0, Return, RETURN_SLOTS, return_slots);
     body.slots = slots;
     body.n_slots = KVIST_GRANTS_MAX;
     accepted(&envelope);
@@ -302,8 +294,7 @@ static void prefetch(void)
     for (size_t index = 0; index < COUNT; index++) {
         keys[index] = data(32);
     }
-    BODY(body, 0, Prefetch, PREFETCH, prefetch);
-    kvist__wire__prefetch__init(&body);
+    ENVELOPE(body, 0, Prefetch, PREFETCH, prefetch);
     body.keys = keys;
     body.n_keys = KVIST_KEYS_MAX;
     accepted(&envelope);
@@ -319,8 +310,7 @@ static void suspect(void)
     for (size_t index = 0; index < COUNT; index++) {
         keys[index] = data(32);
     }
-    BODY(body, 0, Suspect, SUSPECT, suspect);
-    kvist__wire__suspect__init(&body);
+    ENVELOPE(body, 0, Suspect, SUSPECT, suspect);
     body.keys = keys;
     body.n_keys = KVIST_SUSPECT_KEYS_MAX;
     accepted(&envelope);
@@ -333,8 +323,7 @@ static void suspect(void)
 
 static void close_pool(void)
 {
-    BODY(body, 0, ClosePool, CLOSE_POOL, close_pool);
-    kvist__wire__close_pool__init(&body);
+    ENVELOPE(body, 0, ClosePool, CLOSE_POOL, close_pool);
     body.pool = KVIST_SESSION_POOLS_MAX - 1;
     accepted(&envelope);
     REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
@@ -346,8 +335,7 @@ static void close_pool(void)
 
 static void failure(void)
 {
-    BODY(body, 7, Failure, FAILURE, failure);
-    kvist__wire__failure__init(&body);
+    ENVELOPE(body, 7, Failure, FAILURE, failure);
     body.status = KVIST_BUSY;
     body.text = text(KVIST_TEXT_BYTES_MAX);
     accepted(&envelope);
@@ -359,8 +347,7 @@ static void failure(void)
 
 static void hello_reply(void)
 {
-    BODY(body, 7, HelloReply, HELLO_REPLY, hello_reply);
-    kvist__wire__hello_reply__init(&body);
+    ENVELOPE(body, 7, HelloReply, HELLO_REPLY, hello_reply);
     body.wire_major = KVIST_WIRE_MAJOR;
     body.version = text(KVIST_NAME_BYTES_MAX);
     body.page_bytes = 8192;
@@ -378,8 +365,7 @@ static void hello_reply(void)
 
 static void pool_reply(void)
 {
-    BODY(body, 7, PoolReply, POOL_REPLY, pool_reply);
-    kvist__wire__pool_reply__init(&body);
+    ENVELOPE(body, 7, PoolReply, POOL_REPLY, pool_reply);
     body.pool = KVIST_SESSION_POOLS_MAX - 1;
     body.pool_id = data(32);
     body.map_bytes = 1 << 20;
@@ -405,8 +391,7 @@ static void stat_reply(void)
     for (size_t index = 0; index < COUNT; index++) {
         metrics[index] = &metric;
     }
-    BODY(body, 7, StatReply, STAT_REPLY, stat_reply);
-    kvist__wire__stat_reply__init(&body);
+    ENVELOPE(body, 7, StatReply, STAT_REPLY, stat_reply);
     body.metrics = metrics;
     body.n_metrics = KVIST_METRICS_MAX;
     accepted(&envelope);
@@ -436,8 +421,7 @@ static void list_reply(void)
     session.session_id = data(16);
     session.pids = pids;
     session.n_pids = KVIST_RANKS_MAX + 1;
-    BODY(body, 7, ListReply, LIST_REPLY, list_reply);
-    kvist__wire__list_reply__init(&body);
+    ENVELOPE(body, 7, ListReply, LIST_REPLY, list_reply);
     body.pools = pools;
     body.sessions = sessions;
     body.n_pools = KVIST_POOLS_MAX;
@@ -466,8 +450,7 @@ static void inspect_reply(void)
     place.pool_id = data(32);
     place.parent_tag = data(8);
     place.tier = text(4);
-    BODY(body, 7, InspectReply, INSPECT_REPLY, inspect_reply);
-    kvist__wire__inspect_reply__init(&body);
+    ENVELOPE(body, 7, InspectReply, INSPECT_REPLY, inspect_reply);
     body.places = places;
     body.n_places = KVIST_POOLS_MAX;
     accepted(&envelope);
@@ -479,14 +462,10 @@ static void inspect_reply(void)
 
 static void clear_and_admin_replies(void)
 {
-    BODY(body, 7, ClearReply, CLEAR_REPLY, clear_reply);
-    kvist__wire__clear_reply__init(&body);
+    ENVELOPE(body, 7, ClearReply, CLEAR_REPLY, clear_reply);
     accepted(&envelope);
     REFUSED_WITH(&envelope, envelope.id, 0);
-    Kvist__Wire__AdminReply admin_reply;
-    kvist__wire__admin_reply__init(&admin_reply);
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY;
-    envelope.admin_reply = &admin_reply;
+    BODY(admin_reply, AdminReply, ADMIN_REPLY, admin_reply);
     accepted(&envelope);
 }
 
@@ -500,8 +479,7 @@ static void grant(void)
     for (size_t index = 0; index < COUNT; index++) {
         slots[index] = &slot;
     }
-    BODY(body, 0, Grant, GRANT, grant);
-    kvist__wire__grant__init(&body);
+    ENVELOPE(body, 0, Grant, GRANT, grant);
     body.slots = slots;
     body.n_slots = KVIST_GRANTS_MAX;
     accepted(&envelope);
@@ -514,8 +492,7 @@ static void grant(void)
 
 static void segment_and_revoke(void)
 {
-    BODY(body, 0, Segment, SEGMENT, segment);
-    kvist__wire__segment__init(&body);
+    ENVELOPE(body, 0, Segment, SEGMENT, segment);
     body.serial = 1;
     body.bytes = KVIST_SEGMENT_BYTES_MAX;
     accepted(&envelope);
@@ -526,11 +503,8 @@ static void segment_and_revoke(void)
     REFUSED_WITH(&envelope, body.bytes, 0);
     REFUSED_WITH(&envelope, body.bytes, 4097);
     REFUSED_WITH(&envelope, body.bytes, KVIST_SEGMENT_BYTES_MAX + 4096);
-    Kvist__Wire__Revoke revoke;
-    kvist__wire__revoke__init(&revoke);
+    BODY(revoke, Revoke, REVOKE, revoke);
     revoke.serial = 1;
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_REVOKE;
-    envelope.revoke = &revoke;
     accepted(&envelope);
     REFUSED_WITH(&envelope, revoke.serial, 0);
     REFUSED_WITH(&envelope, revoke.segment, KVIST_SEGMENTS_MAX);
@@ -538,18 +512,14 @@ static void segment_and_revoke(void)
 
 static void pool_map_and_promoted(void)
 {
-    BODY(body, 0, PoolMap, POOL_MAP, pool_map);
-    kvist__wire__pool_map__init(&body);
+    ENVELOPE(body, 0, PoolMap, POOL_MAP, pool_map);
     body.map_bytes = 4096;
     accepted(&envelope);
     KVIST_TEST_EQUAL(kvist_message_fd_count(&envelope), 1);
     REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
     REFUSED_WITH(&envelope, body.map_bytes, 4097);
-    Kvist__Wire__Promoted promoted;
-    kvist__wire__promoted__init(&promoted);
+    BODY(promoted, Promoted, PROMOTED, promoted);
     promoted.blocks = KVIST_PREFETCHES_MAX;
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_PROMOTED;
-    envelope.promoted = &promoted;
     accepted(&envelope);
     REFUSED_WITH(&envelope, promoted.pool, KVIST_SESSION_POOLS_MAX);
     REFUSED_WITH(&envelope, promoted.blocks, KVIST_PREFETCHES_MAX + 1);
@@ -560,14 +530,10 @@ static void pool_map_and_promoted(void)
 
 static void the_wrong_side_is_refused(void)
 {
-    BODY(body, 1, Stat, STAT, stat);
-    kvist__wire__stat__init(&body);
+    ENVELOPE(body, 1, Stat, STAT, stat);
     KVIST_TEST_STATUS(receive(&envelope, false), KVIST_PROTOCOL);
-    Kvist__Wire__Promoted promoted;
-    kvist__wire__promoted__init(&promoted);
+    BODY(promoted, Promoted, PROMOTED, promoted);
     envelope.id = 0;
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_PROMOTED;
-    envelope.promoted = &promoted;
     KVIST_TEST_STATUS(receive(&envelope, true), KVIST_PROTOCOL);
 }
 
@@ -596,8 +562,7 @@ static void an_unknown_body_passes(void)
 
 static void garbage_and_truncation_are_refused(void)
 {
-    BODY(body, 1, Inspect, INSPECT, inspect);
-    kvist__wire__inspect__init(&body);
+    ENVELOPE(body, 1, Inspect, INSPECT, inspect);
     body.key = data(32);
     uint8_t good[64];
     size_t length = kvist__wire__envelope__pack(&envelope, good);
@@ -672,8 +637,7 @@ static void no_memory_is_no_protocol_error(void)
 
 static void a_message_passes_with_its_fd(void)
 {
-    BODY(body, 0, Segment, SEGMENT, segment);
-    kvist__wire__segment__init(&body);
+    ENVELOPE(body, 0, Segment, SEGMENT, segment);
     body.serial = 5;
     body.bytes = 4096;
     int pair[2];
@@ -715,8 +679,7 @@ static void a_message_over_a_frame_is_refused(void)
     for (size_t index = 0; index < COUNT; index++) {
         metrics[index] = &metric;
     }
-    BODY(body, 7, StatReply, STAT_REPLY, stat_reply);
-    kvist__wire__stat_reply__init(&body);
+    ENVELOPE(body, 7, StatReply, STAT_REPLY, stat_reply);
     body.metrics = metrics;
     body.n_metrics = COUNT;
     struct kvist_frame_writer *writer = NULL;
