@@ -31,49 +31,35 @@ static PyObject *slots_bytes(size_t count, const void *first, size_t stride)
     return bytes;
 }
 
-/* --- Leases ----------------------------------------------------------------------------------- */
+/* --- Both ------------------------------------------------------------------------------------- */
 
-PyObject *kvist_binding_leases_new(struct kvist_pool_object *pool,
-                                   const struct kvist_lease *items,
-                                   size_t count)
+static PyObject *batch_new(PyTypeObject *type,
+                           struct kvist_pool_object *pool,
+                           const void *items,
+                           size_t count,
+                           size_t item_bytes)
 {
-    const struct kvist_binding_state *state = kvist_binding_state_of((PyObject *)pool);
-    struct kvist_leases_object *self = PyObject_New(struct kvist_leases_object, state->leases);
+    struct kvist_batch_object *self = PyObject_New(struct kvist_batch_object, type);
     if (!self)
         return NULL;
     self->pool = (struct kvist_pool_object *)Py_NewRef((PyObject *)pool);
     self->count = 0;
-    self->items = PyMem_Malloc((count + 1) * sizeof(*items));
+    self->items = PyMem_Malloc((count + 1) * item_bytes);
     self->released = PyMem_Calloc(count + 1, sizeof(bool));
     if (!self->items || !self->released) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    memcpy(self->items, items, count * sizeof(*items));
+    memcpy(self->items, items, count * item_bytes);
     self->count = count;
     pool->held += count;
     return (PyObject *)self;
 }
 
-static void leases_release_range(struct kvist_leases_object *self, size_t start, size_t stop)
+static void batch_dealloc(PyObject *object)
 {
-    bool open = self->pool->handle && self->pool->client->handle;
-    for (size_t i = start; i < stop;) {
-        size_t end = i;
-        while (end < stop && !self->released[end])
-            end++;
-        if (end > i && open)
-            kvist_pool_release(self->pool->handle, self->items + i, end - i);
-        give_back(self->pool, self->released, i, end);
-        i = end + 1;
-    }
-}
-
-static void leases_dealloc(PyObject *object)
-{
-    struct kvist_leases_object *self = (struct kvist_leases_object *)object;
+    struct kvist_batch_object *self = (struct kvist_batch_object *)object;
     PyTypeObject *type = Py_TYPE(object);
-    leases_release_range(self, 0, self->count);
     PyMem_Free(self->items);
     PyMem_Free(self->released);
     Py_DECREF(self->pool);
@@ -81,9 +67,40 @@ static void leases_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-static Py_ssize_t leases_length(PyObject *object)
+static Py_ssize_t batch_length(PyObject *object)
 {
-    return (Py_ssize_t)((struct kvist_leases_object *)object)->count;
+    return (Py_ssize_t)((struct kvist_batch_object *)object)->count;
+}
+
+/* --- Leases ----------------------------------------------------------------------------------- */
+
+PyObject *kvist_binding_leases_new(struct kvist_pool_object *pool,
+                                   const struct kvist_lease *items,
+                                   size_t count)
+{
+    const struct kvist_binding_state *state = kvist_binding_state_of((PyObject *)pool);
+    return batch_new(state->leases, pool, items, count, sizeof(*items));
+}
+
+static void leases_release_range(struct kvist_batch_object *self, size_t start, size_t stop)
+{
+    bool open = self->pool->handle && self->pool->client->handle;
+    for (size_t i = start; i < stop;) {
+        size_t end = i;
+        while (end < stop && !self->released[end])
+            end++;
+        if (end > i && open)
+            kvist_pool_release(self->pool->handle, self->leases + i, end - i);
+        give_back(self->pool, self->released, i, end);
+        i = end + 1;
+    }
+}
+
+static void leases_dealloc(PyObject *object)
+{
+    struct kvist_batch_object *self = (struct kvist_batch_object *)object;
+    leases_release_range(self, 0, self->count);
+    batch_dealloc(object);
 }
 
 PyDoc_STRVAR(leases_release_doc,
@@ -93,7 +110,7 @@ PyDoc_STRVAR(leases_release_doc,
 
 static PyObject *leases_release(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
-    struct kvist_leases_object *self = (struct kvist_leases_object *)object;
+    struct kvist_batch_object *self = (struct kvist_batch_object *)object;
     size_t start = 0;
     size_t stop = 0;
     if (!kvist_binding_args("release", arg_count, 0, 2) ||
@@ -106,21 +123,21 @@ static PyObject *leases_release(PyObject *object, PyObject *const *args, Py_ssiz
 static PyObject *leases_slots(PyObject *object, void *closure)
 {
     (void)closure;
-    const struct kvist_leases_object *self = (const struct kvist_leases_object *)object;
-    return slots_bytes(self->count, &self->items[0].slot, sizeof(struct kvist_lease));
+    const struct kvist_batch_object *self = (const struct kvist_batch_object *)object;
+    return slots_bytes(self->count, &self->leases[0].slot, sizeof(struct kvist_lease));
 }
 
 static PyObject *leases_instance(PyObject *object, void *closure)
 {
     (void)closure;
-    const struct kvist_leases_object *self = (const struct kvist_leases_object *)object;
-    return PyLong_FromUnsignedLongLong(self->count ? self->items[0].instance : 0);
+    const struct kvist_batch_object *self = (const struct kvist_batch_object *)object;
+    return PyLong_FromUnsignedLongLong(self->count ? self->leases[0].instance : 0);
 }
 
 static PyObject *leases_held(PyObject *object, void *closure)
 {
     (void)closure;
-    const struct kvist_leases_object *self = (const struct kvist_leases_object *)object;
+    const struct kvist_batch_object *self = (const struct kvist_batch_object *)object;
     size_t held = 0;
     for (size_t i = 0; i < self->count; i++)
         held += !self->released[i];
@@ -141,14 +158,14 @@ PyTypeObject *kvist_binding_leases_type(PyObject *module)
     };
     static PyType_Slot slots[] = {
         {Py_tp_dealloc, leases_dealloc},
-        {Py_sq_length, leases_length},
+        {Py_sq_length, batch_length},
         {Py_tp_methods, methods},
         {Py_tp_getset, getters},
         {0, NULL},
     };
     static PyType_Spec spec = {
         .name = "kvist._kvist.Leases",
-        .basicsize = sizeof(struct kvist_leases_object),
+        .basicsize = sizeof(struct kvist_batch_object),
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };
@@ -162,41 +179,11 @@ PyObject *kvist_binding_takes_new(struct kvist_pool_object *pool,
                                   size_t count)
 {
     const struct kvist_binding_state *state = kvist_binding_state_of((PyObject *)pool);
-    struct kvist_takes_object *self = PyObject_New(struct kvist_takes_object, state->takes);
-    if (!self)
-        return NULL;
-    self->pool = (struct kvist_pool_object *)Py_NewRef((PyObject *)pool);
-    self->count = 0;
-    self->items = PyMem_Malloc((count + 1) * sizeof(*items));
-    self->released = PyMem_Calloc(count + 1, sizeof(bool));
-    if (!self->items || !self->released) {
-        Py_DECREF(self);
-        return PyErr_NoMemory();
-    }
-    memcpy(self->items, items, count * sizeof(*items));
-    self->count = count;
-    pool->held += count;
-    return (PyObject *)self;
-}
-
-static void takes_dealloc(PyObject *object)
-{
-    struct kvist_takes_object *self = (struct kvist_takes_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    PyMem_Free(self->items);
-    PyMem_Free(self->released);
-    Py_DECREF(self->pool);
-    PyObject_Free(object);
-    Py_DECREF(type);
-}
-
-static Py_ssize_t takes_length(PyObject *object)
-{
-    return (Py_ssize_t)((struct kvist_takes_object *)object)->count;
+    return batch_new(state->takes, pool, items, count, sizeof(*items));
 }
 
 /* A range whose takes are all still held; an exception otherwise. */
-static bool takes_range(struct kvist_takes_object *self,
+static bool takes_range(struct kvist_batch_object *self,
                         PyObject *const *args,
                         Py_ssize_t arg_count,
                         Py_ssize_t from,
@@ -224,7 +211,7 @@ PyDoc_STRVAR(takes_untake_doc,
 
 static PyObject *takes_untake(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
-    struct kvist_takes_object *self = (struct kvist_takes_object *)object;
+    struct kvist_batch_object *self = (struct kvist_batch_object *)object;
     size_t start = 0;
     size_t stop = 0;
     if (!kvist_binding_args("untake", arg_count, 0, 2) ||
@@ -233,7 +220,7 @@ static PyObject *takes_untake(PyObject *object, PyObject *const *args, Py_ssize_
     struct kvist_pool *handle = kvist_binding_pool_handle(self->pool);
     if (!handle)
         return NULL;
-    kvist_pool_untake(handle, self->items + start, stop - start);
+    kvist_pool_untake(handle, self->takes + start, stop - start);
     give_back(self->pool, self->released, start, stop);
     Py_RETURN_NONE;
 }
@@ -268,7 +255,7 @@ PyDoc_STRVAR(
 
 static PyObject *takes_commit(PyObject *object, PyObject *const *args, Py_ssize_t arg_count)
 {
-    struct kvist_takes_object *self = (struct kvist_takes_object *)object;
+    struct kvist_batch_object *self = (struct kvist_batch_object *)object;
     struct kvist_binding_keys keys = {NULL, 0, NULL};
     struct kvist_binding_keys parent = {NULL, 0, NULL};
     PyObject *result = NULL;
@@ -290,7 +277,7 @@ static PyObject *takes_commit(PyObject *object, PyObject *const *args, Py_ssize_
     if (!handle)
         goto free_parent;
     enum kvist_status status = takes_post(handle,
-                                          self->items + start,
+                                          self->takes + start,
                                           keys.data,
                                           keys.count,
                                           parent.count ? parent.data : NULL,
@@ -315,7 +302,7 @@ PyDoc_STRVAR(takes_tobytes_doc,
 static PyObject *takes_tobytes(PyObject *object, PyObject *none)
 {
     (void)none;
-    const struct kvist_takes_object *self = (const struct kvist_takes_object *)object;
+    const struct kvist_batch_object *self = (const struct kvist_batch_object *)object;
     return PyBytes_FromStringAndSize((const char *)self->items,
                                      (Py_ssize_t)(self->count * sizeof(struct kvist_take)));
 }
@@ -323,15 +310,15 @@ static PyObject *takes_tobytes(PyObject *object, PyObject *none)
 static PyObject *takes_slots(PyObject *object, void *closure)
 {
     (void)closure;
-    const struct kvist_takes_object *self = (const struct kvist_takes_object *)object;
-    return slots_bytes(self->count, &self->items[0].slot, sizeof(struct kvist_take));
+    const struct kvist_batch_object *self = (const struct kvist_batch_object *)object;
+    return slots_bytes(self->count, &self->takes[0].slot, sizeof(struct kvist_take));
 }
 
 static PyObject *takes_instance(PyObject *object, void *closure)
 {
     (void)closure;
-    const struct kvist_takes_object *self = (const struct kvist_takes_object *)object;
-    return PyLong_FromUnsignedLongLong(self->count ? self->items[0].instance : 0);
+    const struct kvist_batch_object *self = (const struct kvist_batch_object *)object;
+    return PyLong_FromUnsignedLongLong(self->count ? self->takes[0].instance : 0);
 }
 
 PyTypeObject *kvist_binding_takes_type(PyObject *module)
@@ -348,15 +335,15 @@ PyTypeObject *kvist_binding_takes_type(PyObject *module)
         {NULL, NULL, NULL, NULL, NULL},
     };
     static PyType_Slot slots[] = {
-        {Py_tp_dealloc, takes_dealloc},
-        {Py_sq_length, takes_length},
+        {Py_tp_dealloc, batch_dealloc},
+        {Py_sq_length, batch_length},
         {Py_tp_methods, methods},
         {Py_tp_getset, getters},
         {0, NULL},
     };
     static PyType_Spec spec = {
         .name = "kvist._kvist.Takes",
-        .basicsize = sizeof(struct kvist_takes_object),
+        .basicsize = sizeof(struct kvist_batch_object),
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };

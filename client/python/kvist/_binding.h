@@ -56,18 +56,15 @@ struct kvist_pool_object {
     size_t pins;
 };
 
-struct kvist_leases_object {
+/* Leases or Takes. */
+struct kvist_batch_object {
     PyObject ob_base;
     struct kvist_pool_object *pool;
-    struct kvist_lease *items;
-    bool *released;
-    size_t count;
-};
-
-struct kvist_takes_object {
-    PyObject ob_base;
-    struct kvist_pool_object *pool;
-    struct kvist_take *items;
+    union {
+        void *items;
+        struct kvist_lease *leases;
+        struct kvist_take *takes;
+    };
     bool *released;
     size_t count;
 };
