@@ -1,10 +1,14 @@
 """Identity, weights fingerprint, settings and refusals of the vLLM plugin, with real configurations
 of real (tiny) models."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import tempfile
 import types
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -157,20 +161,89 @@ def test_one_changed_tensor_is_seen(tmp_path: pathlib.Path) -> None:
     assert fingerprint(str(tmp_path), True) != code
 
 
-@pytest.mark.parametrize("damage", ["header", "short", "empty", "missing"])
-def test_unreadable_weights_are_refused(model: str, damage: str) -> None:
+@contextlib.contextmanager
+def not_root() -> Iterator[None]:
+    """As a user whom file modes bind."""
+    uid = os.geteuid()
+    if uid == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(uid)
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(Refusal) as caught:
+        fingerprint(path, False)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("header", "header is longer"),
+        ("json", "line 1 column"),
+        ("list", "attribute"),
+        ("short", "shorter"),
+        ("one byte short", "shorter"),
+        ("empty", "short read"),
+    ],
+)
+def test_broken_weights_are_refused(model: str, damage: str, reason: str) -> None:
     path = pathlib.Path(model) / "model.safetensors"
     data = path.read_bytes()
-    if damage == "header":
-        path.write_bytes(b"\xff" * 8 + data[8:])
-    elif damage == "short":
-        path.write_bytes(data[: len(data) // 2])
-    elif damage == "empty":
-        path.write_bytes(b"")
-    else:
+    broken = {
+        "header": b"\xff" * 8 + data[8:],
+        "json": data[:8] + b"?" + data[9:],
+        "list": (2).to_bytes(8, "little") + b"[]",
+        "short": data[: len(data) // 2],
+        "one byte short": data[:-1],
+        "empty": b"",
+    }
+    path.write_bytes(broken[damage])
+    text = refusal(model)
+    assert str(path) in text and reason in text and "--model" in text and "\n" not in text
+
+
+def test_weights_without_permission_are_refused() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not below pytest's, which only root may enter
+        os.chmod(folder, 0o755)
+        model = pathlib.Path(folder) / "model"
+        part = model / "part"
+        part.mkdir(parents=True)
+        torch.manual_seed(0)
+        for path in (model / "a.safetensors", part / "b.safetensors"):
+            save_file({"t": torch.randn(64)}, str(path))
+            path.chmod(0o644)
+        with not_root():
+            whole = fingerprint(str(model), False)
+        # What cannot be looked at is not left out: other weights there would look the same.
+        for hidden in (part / "b.safetensors", part, model):
+            mode = hidden.stat().st_mode
+            hidden.chmod(0)
+            with not_root():
+                text = refusal(str(model))
+            hidden.chmod(mode)
+            assert f"kvist: {hidden}: Permission denied" in text and "--model" in text
+        model.parent.chmod(0)
+        with not_root(), pytest.raises(Refusal, match=r"model: Permission denied.*--model"):
+            local_path(str(model), None)
+        model.parent.chmod(0o755)
+        with not_root():
+            assert fingerprint(str(model), False) == whole
+
+
+def test_models_that_are_not_there_are_refused(model: str) -> None:
+    for path in pathlib.Path(model).iterdir():
         path.unlink()
-    with pytest.raises(Refusal, match="identified"):
-        fingerprint(model, False)
+    assert "has no weight files" in refusal(model) and "--model" in refusal(model)
+    for path in ("/no/such/model", "./model", "~/model"):
+        with pytest.raises(Refusal, match=f"{path}: No such file or directory.*--model"):
+            local_path(path, None)
+    for name in ("no-such-owner/no-such-model", "not/a/repository", "tiny llama"):
+        with pytest.raises(Refusal, match=f"{name} is neither a local path.*--model"):
+            local_path(name, None)
 
 
 def test_other_weight_files(tmp_path: pathlib.Path) -> None:

@@ -44,7 +44,26 @@ def engine_python() -> str:
 @functools.cache
 def model(name: str) -> str:
     _engine_env("--models", name)
-    return str(cache_dir() / "models" / name)
+    folder = cache_dir() / "models" / name
+    check_model(folder)
+    return str(folder)
+
+
+def check_model(folder: pathlib.Path) -> None:
+    """Every file can be read, weights are whole: vLLM takes a minute to say less of it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        for path in sorted(folder.iterdir()):
+            path.open("rb").close()
+            if path.suffix == ".safetensors":
+                with safe_open(path, "np"):
+                    pass
+    except (OSError, SafetensorError) as error:
+        raise Missing(
+            f"the model at {folder} cannot be used: {error}. Make it readable, or remove it: "
+            "deploy/engine-env makes it again"
+        ) from error
 
 
 def fingerprint(model_dir: str) -> str:

@@ -55,7 +55,7 @@ class Child:
         assert self.process is not None
         return self.process.pid
 
-    def _code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """How it ended, without reaping it: its process group stays ours until end()."""
         what = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if what is None:
@@ -63,12 +63,12 @@ class Child:
         return what.si_status if what.si_code == os.CLD_EXITED else -what.si_status
 
     def alive(self) -> bool:
-        return self.process is not None and self._code() is None
+        return self.process is not None and self.exit_code() is None
 
     def fail(self, what: str) -> Failed:
         state = "not started"
         if self.process is not None:
-            code = self._code()
+            code = self.exit_code()
             state = "running" if code is None else f"ended with {code}"
         return Failed(f"{self.name}: {what} ({state}); its log {self.log} ends:\n{tail(self.log)}")
 
@@ -90,7 +90,7 @@ class Child:
         ready, _, _ = select.select([self.pidfd], [], [], limit_s)
         if not ready:
             raise self.fail(f"did not end within {limit_s} s")
-        code = self._code()
+        code = self.exit_code()
         assert code is not None
         return code
 

@@ -51,12 +51,14 @@ def flags(args: dict) -> list[str]:
 class Server(Child):
     """python -m vllm.entrypoints.openai.api_server. ask() may be called by many threads."""
 
-    def __init__(self, name: str, directory: pathlib.Path, options: Options) -> None:
+    def __init__(
+        self, name: str, directory: pathlib.Path, options: Options, prefix: list[str] | None = None
+    ) -> None:
         super().__init__(name, directory)
         self.port = free_port()
         options = dataclasses.replace(options, multiprocessing=True)
         argv = [
-            paths.engine_python(), "-m", "vllm.entrypoints.openai.api_server",
+            *(prefix or []), paths.engine_python(), "-m", "vllm.entrypoints.openai.api_server",
             "--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "model",
             "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning",
             *flags(options.engine_args()),

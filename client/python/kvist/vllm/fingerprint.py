@@ -5,6 +5,7 @@ sampled too: of every tensor of a safetensors file (begin, middle, end), and eve
 Modification times are left out: a copied model is the same model.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -58,6 +59,8 @@ def _safetensors(fd: int, size: int, digest: "hashlib._Hash") -> None:
         if name != "__metadata__"
     )
     base = 8 + header_bytes
+    if spans and base + max(end for _, end in spans) > size:
+        raise OSError("the file is shorter than its safetensors header says")
     full = len(spans) <= TENSORS_FULL_MAX
     for begin, end in spans:
         for offset, count in _tensor_samples(base + begin, base + end, full):
@@ -72,6 +75,13 @@ def _other(fd: int, size: int, digest: "hashlib._Hash") -> None:
     digest.update(_read(fd, size - tail, tail))
 
 
+def _unreadable(path: str, reason: str) -> Refusal:
+    return Refusal(
+        f"kvist: {path}: {reason}. Weights that cannot be read cannot be identified, and nothing is "
+        "cached for them. Make it readable and complete, or point --model at another directory."
+    )
+
+
 def _file(path: str, name: str, digest: "hashlib._Hash") -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -81,6 +91,8 @@ def _file(path: str, name: str, digest: "hashlib._Hash") -> None:
             _safetensors(fd, size, digest)
         else:
             _other(fd, size, digest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise _unreadable(path, str(error)) from error
     finally:
         os.close(fd)
 
@@ -94,7 +106,11 @@ def _whole(path: str, name: str, digest: "hashlib._Hash") -> None:
 def weight_files(directory: str) -> list[str]:
     """Names of weight files, relative, in order: the safetensors ones when there are any."""
     found: list[str] = []
-    for folder, _, names in os.walk(directory, followlinks=True):
+
+    def fail(error: OSError) -> None:
+        raise error  # what cannot be looked at is not left out
+
+    for folder, _, names in os.walk(directory, onerror=fail, followlinks=True):
         relative = os.path.relpath(folder, directory)
         for name in names:
             if name.endswith(WEIGHT_SUFFIXES):
@@ -125,20 +141,19 @@ def fingerprint(path: str, with_code: bool) -> bytes:
             for name in sorted(os.listdir(path)):
                 if name.endswith(".py"):
                     _whole(os.path.join(path, name), name, digest)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, Refusal):
-            raise
-        raise Refusal(
-            f"kvist: the weights at {path} cannot be identified: {error}. "
-            "Check that the files are readable and complete."
-        ) from error
+    except OSError as error:
+        raise _unreadable(error.filename or path, error.strerror or str(error)) from error
     return digest.digest()
 
 
 def local_path(model: str, revision: str | None) -> str:
     """The directory or file that a model name means on this machine."""
-    if os.path.exists(model):
+    try:
+        os.stat(model)
         return model
+    except OSError as error:
+        if os.path.isabs(model) or model.startswith((".", "~")) or error.errno != errno.ENOENT:
+            raise _unreadable(model, error.strerror or str(error)) from error
     if "://" in model:
         raise Refusal(
             f"kvist: the weights at {model} are not on this machine and cannot be identified. "
@@ -146,10 +161,13 @@ def local_path(model: str, revision: str | None) -> str:
         )
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(model, "config.json", revision=revision)
+    try:
+        config = try_to_load_from_cache(model, "config.json", revision=revision)
+    except ValueError:  # no repository has such a name
+        config = None
     if not isinstance(config, str):
         raise Refusal(
             f"kvist: the model {model} is neither a local path nor in the Hugging Face cache, so "
-            "its weights cannot be identified. Download it to a directory and use its path."
+            "its weights cannot be identified. Download it to a directory, and point --model at that."
         )
     return os.path.dirname(config)
