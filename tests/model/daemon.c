@@ -94,8 +94,21 @@ void kvist_daemon_open(void)
         (struct kvist_attachment){.pool = &side.pool, .serial = 1, .writes = true};
 }
 
+/* Free what the last call had allocated when its thread was left. */
+static void free_what_was_left(void)
+{
+    while (side.store->clears != NULL) {
+        struct kvist_clear *clear = side.store->clears;
+        side.store->clears = clear->next;
+        free(clear);
+    }
+    free(side.pool.map.next);
+    side.pool.map.next = NULL;
+}
+
 void kvist_daemon_close(void)
 {
+    free_what_was_left();
     free(side.next);
     kvist_spill_fini(side.store);
     free(side.session);
@@ -152,6 +165,7 @@ static void begin_pool(void)
 
 void kvist_daemon_begin(void)
 {
+    free_what_was_left();
     begin_pool();
     for (uint32_t slot = 0; slot < KVIST_WORLD_SLOTS; slot++) {
         uint8_t key[KVIST_KEY_BYTES];
@@ -184,11 +198,7 @@ bool kvist_daemon_evict(uint32_t slot)
 
 bool kvist_daemon_clear(uint32_t slot)
 {
-    struct kvist_clear *before = side.store->clears;
     KVIST_TEST_FATAL(kvist_store_clear(side.store, &side.pool, NULL, NULL) == KVIST_OK);
-    struct kvist_clear *clear = side.store->clears;
-    side.store->clears = before;
-    free(clear);
     return side.states[slot] == KVIST_SLOT_FREE;
 }
 

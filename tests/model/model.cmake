@@ -18,6 +18,7 @@ if(KVIST_BUILD_DAEMON AND NOT KVIST_SANITIZE MATCHES thread)
         target_sources(test_protocol PRIVATE ${PROJECT_SOURCE_DIR}/storage/${source}.c)
     endforeach()
     target_include_directories(test_protocol BEFORE PRIVATE ${model}/shadow)
+    target_compile_options(test_protocol PRIVATE -O2) # in every preset: it is a search
     target_compile_definitions(test_protocol PRIVATE KVIST_INDEX_READ_MAX=kvist_world_reads)
     target_link_options(test_protocol PRIVATE -Wl,--wrap=kvist_workers_submit)
 endif()

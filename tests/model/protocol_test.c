@@ -231,7 +231,7 @@ static struct kvist_index_entry lone_entry;
 static struct kvist_entry_copy entry_of(uint32_t number)
 {
     struct kvist_entry_copy copy = {
-        .state = KVIST_ENTRY_READY,
+        .state = number == 0 ? KVIST_ENTRY_EMPTY : KVIST_ENTRY_READY,
         .slot = number,
         .extent = number,
         .generation = number,
@@ -252,9 +252,12 @@ static void entry_reader(void)
     uint16_t note = 0xff;
     struct kvist_entry_copy copy;
     if (kvist_entry_read(&lone_entry, &copy)) {
-        struct kvist_entry_copy whole = entry_of(copy.slot);
-        whole.state = copy.slot == 0 ? KVIST_ENTRY_EMPTY : KVIST_ENTRY_READY;
-        kvist_model_check(memcmp(&copy, &whole, sizeof(copy)) == 0, "a torn entry");
+        const struct kvist_entry_copy whole = entry_of(copy.slot);
+        kvist_model_check(copy.state == whole.state && copy.extent == whole.extent &&
+                              copy.generation == whole.generation &&
+                              copy.parent_tag == whole.parent_tag &&
+                              memcmp(copy.key, whole.key, sizeof(copy.key)) == 0,
+                          "a torn entry");
         note = (uint16_t)copy.slot;
     }
     kvist_model_note(note);
