@@ -137,7 +137,9 @@ static enum kvist_status grant_slot(struct kvist_client *client,
     }
     struct kvist_ticket *ticket = &epoch->tickets[slot->ticket];
     bool is_new = ticket->reservation != slot->reservation;
-    if (is_new && (ticket->state == KVIST_TICKET_HELD || ticket->state == KVIST_TICKET_TAKEN)) {
+    bool is_used = ticket->state == KVIST_TICKET_HELD || ticket->state == KVIST_TICKET_TAKEN;
+    bool is_other = is_new || ticket->slot != slot->slot || ticket->pool != pool->index;
+    if (is_used && is_other) {
         return kvist_error_set(
             err, KVIST_PROTOCOL, 0, "peer", "the daemon granted a ticket that is in use");
     }

@@ -332,6 +332,25 @@ static void a_lost_commit_is_returned_and_never_taken_again(void)
     KVIST_TEST_EQUAL(count, 0);
 }
 
+/* Of another slot it would be held for a pool whose map may not have that slot. */
+static void a_grant_is_not_changed_while_it_is_held(void)
+{
+    struct kvist_take take;
+    size_t count = 0;
+    client_bring_up_patient();
+    peer_send_grant(&fix.peer, 2, 5, 501);
+    UNTIL(kvist_pool_wait(fix.pool, 0, NULL) == KVIST_OK);
+    client_step_for(5000);
+    peer_send_grant(&fix.peer, 3, 5, 501);
+    UNTIL(fix.peer.opens == 2); /* over a new connection */
+    UNTIL(kvist_pool_wait(fix.pool, 0, NULL) == KVIST_OK);
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 1, &take, &count), KVIST_OK);
+    KVIST_TEST_EQUAL(count, 1);
+    KVIST_TEST_EQUAL(take.slot, 2);
+    peer_send_grant(&fix.peer, 3, 5, 501);
+    UNTIL(fix.peer.opens == 3);
+}
+
 static void grants_from_before_a_clear_go_back(void)
 {
     struct kvist_take take;
@@ -518,6 +537,7 @@ int main(void)
         {"slots are taken, marked and committed", slots_are_taken_marked_and_committed},
         {"what is not wanted is returned", what_is_not_wanted_is_returned},
         {"a lost commit is returned, never taken", a_lost_commit_is_returned_and_never_taken_again},
+        {"a grant is not changed while it is held", a_grant_is_not_changed_while_it_is_held},
         {"grants from before a clear go back", grants_from_before_a_clear_go_back},
         {"posts wait for a socket that is full", posts_wait_for_a_socket_that_is_full},
         {"a revoked segment waits for its pins", a_revoked_segment_waits_for_its_pins},
