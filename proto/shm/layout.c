@@ -17,7 +17,7 @@ bool kvist_map_header_check(const struct kvist_map_header *copy, uint64_t memfd_
     }
     if (copy->segment_max == 0 || copy->segment_max > KVIST_SEGMENTS_MAX ||
         copy->slots_per_segment == 0 ||
-        copy->slots_per_segment > KVIST_SEGMENT_BYTES_MAX / KVIST_BLOCK_BYTES_MIN ||
+        copy->slots_per_segment > KVIST_SEGMENT_BYTES_MAX / copy->slot_bytes ||
         copy->slot_max != (uint64_t)copy->slots_per_segment * copy->segment_max ||
         !is_power_of_two(copy->index_capacity)) {
         return false;

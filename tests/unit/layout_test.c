@@ -45,7 +45,7 @@ static void map_headers_are_checked(void)
     struct kvist_map_header good = good_map();
     KVIST_TEST_TRUE(map_is_good(good));
     KVIST_TEST_TRUE(!kvist_map_header_check(&good, good.map_bytes - 4096));
-    struct kvist_map_header bad[14];
+    struct kvist_map_header bad[15];
     for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
         bad[index] = good;
     }
@@ -69,6 +69,8 @@ static void map_headers_are_checked(void)
     bad[13].segment_max = 1U << 30; /* times slots_per_segment is slot_max modulo 2^32 */
     bad[13].slots_per_segment = 8;
     bad[13].slot_max = 0;
+    bad[14].slots_per_segment = KVIST_SEGMENT_BYTES_MAX / (512 << 10) + 1;
+    bad[14].slot_max = bad[14].segment_max * bad[14].slots_per_segment;
     for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
         KVIST_TEST_TRUE(!map_is_good_laid_out(bad[index]));
     }
