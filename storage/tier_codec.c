@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define VALUE_VERSION 1U
+#define OFFSET_MAX    (1ULL << 62) /* the end of a record is a file offset, too */
 
 /* Value of a "b" entry. */
 struct block_value {
@@ -65,7 +66,8 @@ bool kvist_tier_block_decode(const uint8_t pool_id[KVIST_KEY_BYTES],
     }
     memcpy(&value, bytes, sizeof(value));
     if (value.version != VALUE_VERSION || value.extent == 0 || value.block_bytes == 0 ||
-        value.block_bytes > KVIST_BLOCK_BYTES_MAX) {
+        value.block_bytes > KVIST_BLOCK_BYTES_MAX || value.offset < KVIST_RECORD_PAGE_BYTES ||
+        value.offset % KVIST_RECORD_PAGE_BYTES != 0 || value.offset > OFFSET_MAX) {
         return false;
     }
     memset(record_out, 0, sizeof(*record_out));
@@ -143,8 +145,9 @@ bool kvist_tier_pool_decode(const uint8_t *key,
         return false;
     }
     memcpy(&value, bytes, sizeof(value));
-    if (value.version != VALUE_VERSION || value.slot_bytes == 0 ||
+    if (value.version != VALUE_VERSION || value.slot_bytes < KVIST_BLOCK_BYTES_MIN ||
         value.slot_bytes > KVIST_BLOCK_BYTES_MAX ||
+        value.slot_bytes % KVIST_SLOT_ALIGN_BYTES != 0 ||
         memchr(value.tenant, '\0', sizeof(value.tenant)) == NULL ||
         memchr(value.description, '\0', sizeof(value.description)) == NULL) {
         return false;

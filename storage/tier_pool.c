@@ -125,6 +125,7 @@ static enum kvist_status pool_add(struct kvist_tier *tier,
 static bool pool_valid(const struct kvist_tier_pool *pool)
 {
     return pool->slot_bytes >= KVIST_BLOCK_BYTES_MIN && pool->slot_bytes <= KVIST_BLOCK_BYTES_MAX &&
+           pool->slot_bytes % KVIST_SLOT_ALIGN_BYTES == 0 &&
            memchr(pool->tenant, '\0', sizeof(pool->tenant)) != NULL &&
            memchr(pool->description, '\0', sizeof(pool->description)) != NULL;
 }

@@ -1,6 +1,7 @@
 /* tier: round trips, restart, clearing, damage on disk, faults, limits. */
+#include "proto/base/check.h"
 #include "proto/base/fault.h"
-#include "storage/tier.h"
+#include "storage/tier_codec.h"
 #include "tests/support/tier_rig.h"
 #include "tests/support/unit.h"
 
@@ -160,6 +161,40 @@ static void blocks_of_all_sizes_come_back(void)
     KVIST_TEST_STATUS(kvist_rig_read(&rig, &pool, 3), KVIST_OK);
     KVIST_TEST_EQUAL(rig.memory[8], 2);
     KVIST_TEST_EQUAL(kvist_rig_stats(&rig).blocks, 8);
+}
+
+/* What a store could not live with, in an index that checks out. */
+static void values_that_cannot_be_are_not_decoded(void)
+{
+    const struct kvist_tier_pool good = kvist_rig_pool(1, 65536, 1);
+    static const uint64_t bad_slot_bytes[] = {0, 2048, 65536 + 512, KVIST_BLOCK_BYTES_MAX + 4096};
+    uint8_t key[KVIST_TIER_POOL_KEY_BYTES];
+    uint8_t value[KVIST_TIER_POOL_VALUE_BYTES];
+    struct kvist_tier_pool pool = good;
+    kvist_rig_start(&rig);
+    kvist_tier_pool_key(good.pool_id, key);
+    kvist_tier_pool_encode(&good, value);
+    KVIST_TEST_TRUE(kvist_tier_pool_decode(key, sizeof(key), value, sizeof(value), &pool));
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad_slot_bytes); index++) {
+        pool.slot_bytes = bad_slot_bytes[index];
+        kvist_tier_pool_encode(&pool, value);
+        KVIST_TEST_TRUE(!kvist_tier_pool_decode(key, sizeof(key), value, sizeof(value), &pool));
+        KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_INVALID);
+    }
+    static const uint64_t bad_offsets[] = {0, 4096 + 512, UINT64_MAX - 4095};
+    struct kvist_tier_record record = {.offset = 8192};
+    record.block.block_bytes = 100;
+    record.block.extent = 1;
+    uint8_t block[KVIST_TIER_BLOCK_VALUE_BYTES];
+    kvist_tier_block_encode(&record, block);
+    KVIST_TEST_TRUE(
+        kvist_tier_block_decode(good.pool_id, good.pool_id, block, sizeof(block), &record));
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad_offsets); index++) {
+        record.offset = bad_offsets[index];
+        kvist_tier_block_encode(&record, block);
+        KVIST_TEST_TRUE(!kvist_tier_block_decode(
+            good.pool_id, good.pool_id, block, sizeof(block), &record));
+    }
 }
 
 static void wrong_calls_are_refused(void)
@@ -614,6 +649,7 @@ int main(void)
         {"open says what is wrong", open_says_what_is_wrong},
         {"a foreign directory is left alone", a_foreign_directory_is_left_alone},
         {"blocks of all sizes come back", blocks_of_all_sizes_come_back},
+        {"values that cannot be are not decoded", values_that_cannot_be_are_not_decoded},
         {"wrong calls are refused", wrong_calls_are_refused},
         {"a restart reports every block once", a_restart_reports_every_block_once},
         {"writes go on while loading", writes_go_on_while_loading},
