@@ -150,9 +150,12 @@ void peer_send(struct peer *peer, const Kvist__Wire__Envelope *envelope, int fd)
 {
     struct kvist_error err = KVIST_ERROR_INIT;
     KVIST_TEST_FATAL(peer->socket_fd >= 0);
-    KVIST_TEST_STATUS(kvist_message_put(peer->writer, envelope, &fd, fd >= 0 ? 1 : 0, &err),
-                      KVIST_OK);
-    flush(peer);
+    enum kvist_status status =
+        kvist_message_put(peer->writer, envelope, &fd, fd >= 0 ? 1 : 0, &err);
+    if (status != KVIST_CLOSED) { /* else the client has hung up, and an earlier flush found out */
+        KVIST_TEST_STATUS(status, KVIST_OK);
+        flush(peer);
+    }
 }
 
 void peer_send_raw(struct peer *peer, const void *bytes, size_t length)
