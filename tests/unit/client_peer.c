@@ -180,6 +180,14 @@ static void send_failure(struct peer *peer, uint64_t id, enum kvist_status statu
     peer_send(peer, &envelope, -1);
 }
 
+/* Not from the header, which a test may have spoilt. */
+static uint64_t bytes_of(int fd)
+{
+    uint64_t bytes = 0;
+    KVIST_TEST_FATAL(kvist_memfd_check(fd, &bytes, NULL) == KVIST_OK);
+    return bytes;
+}
+
 static void answer_hello(struct peer *peer, const Kvist__Wire__Envelope *request)
 {
     peer->hellos++;
@@ -199,7 +207,7 @@ static void answer_hello(struct peer *peer, const Kvist__Wire__Envelope *request
     reply.wire_minor = KVIST_WIRE_MINOR;
     reply.instance = peer->arena.instance;
     reply.version = version;
-    reply.page_bytes = is_tool ? 0 : peer->arena.page->page_bytes;
+    reply.page_bytes = is_tool ? 0 : bytes_of(peer->arena.page_fd);
     Kvist__Wire__Envelope envelope;
     kvist__wire__envelope__init(&envelope);
     envelope.id = request->id;
@@ -229,7 +237,7 @@ static void answer_open(struct peer *peer, const Kvist__Wire__Envelope *request)
     reply.pool = peer->ordinal;
     reply.pool_id.data = peer->pool_id;
     reply.pool_id.len = KVIST_KEY_BYTES;
-    reply.map_bytes = peer->arena.map->map_bytes;
+    reply.map_bytes = bytes_of(fd);
     reply.slot_bytes = PEER_SLOT_BYTES;
     reply.slots_per_segment = PEER_SLOTS_PER_SEGMENT;
     Kvist__Wire__Envelope envelope;
