@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #define TICK_US       20000ULL
@@ -41,11 +40,19 @@ static enum kvist_status load(const struct kvist_daemon_options *options,
                                     err);
 }
 
-/* Does it fit the machine? Settles arena_bytes. */
-static enum kvist_status fit(struct kvist_config *config, struct kvist_error *err)
+/* Does it fit the machine? Settles arena_bytes: what was passed is memory that we have already. */
+static enum kvist_status
+fit(struct kvist_config *config, const struct kvist_fdstore *fdstore, struct kvist_error *err)
 {
     struct kvist_machine machine;
     enum kvist_status status = kvist_machine_read("", &machine, err);
+    if (status == KVIST_OK && fdstore != NULL) {
+        machine.available_bytes += kvist_fdstore_passed_bytes(fdstore);
+        uint64_t before_bytes = kvist_store_kept_arena(fdstore->passed, fdstore->passed_count);
+        if (config->memory_arena_bytes == 0 && before_bytes <= machine.available_bytes) {
+            config->memory_arena_bytes = before_bytes; /* auto stays what it was */
+        }
+    }
     if (status == KVIST_OK) {
         status = kvist_machine_fit_memory(&machine, config, err);
     }
@@ -58,7 +65,7 @@ enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
 {
     struct kvist_http_address address;
     enum kvist_status status = load(options, config_out, &address, err);
-    return status == KVIST_OK ? fit(config_out, err) : status;
+    return status == KVIST_OK ? fit(config_out, NULL, err) : status;
 }
 
 enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_error *err)
@@ -97,6 +104,7 @@ static void turn_store(struct kvist_daemon *daemon)
     if (kvist_store_turn(daemon->store, kvist_clock_now_us())) {
         (void)event_add(daemon->turn, &at_once);
     }
+    kvist_fdstore_turn(&daemon->fdstore);
 }
 
 static void on_store_event(evutil_socket_t fd, short what, void *ctx)
@@ -310,11 +318,18 @@ static bool is_ready(void *ctx)
     return daemon->ready && !daemon->stopping;
 }
 
+/* A socket, and what an earlier kvistd has left with the service manager. */
+static enum kvist_status take_passed(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    kvist_fdstore_init(&daemon->fdstore);
+    enum kvist_status status = kvist_listener_take_passed(&daemon->listener, &daemon->fdstore, err);
+    return status == KVIST_NOT_FOUND ? KVIST_OK : status;
+}
+
 static enum kvist_status open_socket(struct kvist_daemon *daemon, struct kvist_error *err)
 {
-    enum kvist_status status = kvist_listener_take_passed(&daemon->listener, err);
-    if (status != KVIST_NOT_FOUND) {
-        return status;
+    if (daemon->listener.fd >= 0) {
+        return KVIST_OK;
     }
     return kvist_listener_open("daemon.socket",
                                daemon->config.daemon_socket,
@@ -322,6 +337,49 @@ static enum kvist_status open_socket(struct kvist_daemon *daemon, struct kvist_e
                                daemon->config.daemon_socket_group,
                                &daemon->listener,
                                err);
+}
+
+static enum kvist_status keep_fd(void *ctx, const char *name, int fd)
+{
+    struct kvist_daemon *daemon = ctx;
+    return kvist_fdstore_keep(&daemon->fdstore, name, fd);
+}
+
+static void forget_fd(void *ctx, const char *name)
+{
+    struct kvist_daemon *daemon = ctx;
+    kvist_fdstore_forget(&daemon->fdstore, name);
+}
+
+static void on_kept(void *ctx, uint64_t safe)
+{
+    struct kvist_daemon *daemon = ctx;
+    kvist_store_kept(daemon->store, safe);
+    (void)event_add(daemon->turn, &at_once);
+}
+
+/* One line that says what a restart has cost. */
+static void log_adoption(const struct kvist_daemon *daemon)
+{
+    struct kvist_adoption adoption;
+    kvist_store_adoption(daemon->store, &adoption);
+    if (adoption.adopted) {
+        kvist_log(KVIST_LOG_INFO,
+                  "adopted what kvistd had left blocks=%llu bytes=%llu blocks_dropped=%llu "
+                  "pools=%u segments=%u sessions=%u took_ms=%llu",
+                  (unsigned long long)adoption.blocks,
+                  (unsigned long long)adoption.bytes,
+                  (unsigned long long)adoption.blocks_dropped,
+                  adoption.pools,
+                  adoption.segments,
+                  adoption.sessions,
+                  (unsigned long long)(adoption.took_us / 1000));
+    } else if (adoption.why[0] != '\0') {
+        kvist_log(KVIST_LOG_WARN,
+                  "starting without what kvistd had left reason=\"%s\" released_bytes=%llu",
+                  adoption.why,
+                  (unsigned long long)adoption.released_bytes);
+    }
 }
 
 static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_error *err)
@@ -342,9 +400,22 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .admission = (enum kvist_admission)config->nvme_admission,
         .tier = config->nvme_path[0] != '\0' ? &tier : NULL,
         .events = kvist_push_events,
+        .keeper = {.keep = daemon->fdstore.max > 0 ? keep_fd : NULL,
+                   .forget = daemon->fdstore.max > 0 ? forget_fd : NULL},
+        .kept = daemon->fdstore.passed,
+        .kept_count = daemon->fdstore.passed_count,
         .ctx = daemon,
     };
-    return kvist_store_open(&options, &daemon->store, err);
+    enum kvist_status status =
+        kvist_fdstore_fit(&daemon->fdstore, kvist_store_segments_max(daemon->arena_bytes), err);
+    if (status == KVIST_OK) {
+        status = kvist_store_open(&options, &daemon->store, err);
+    }
+    if (status == KVIST_OK) {
+        kvist_fdstore_start(&daemon->fdstore, daemon->base, on_kept, daemon);
+        log_adoption(daemon);
+    }
+    return status;
 }
 
 static enum kvist_status watch(struct kvist_daemon *daemon, struct kvist_error *err)
@@ -392,13 +463,17 @@ static enum kvist_status start_serving(struct kvist_daemon *daemon, struct kvist
         .connection_gone = on_connection_gone,
         .ctx = daemon,
     };
-    enum kvist_status status = kvist_server_start(&daemon->server,
-                                                  daemon->base,
-                                                  daemon->listener.fd,
-                                                  &daemon->config,
-                                                  &daemon->counters,
-                                                  &handler,
-                                                  err);
+    enum kvist_status status = kvist_sessions_adopt(&daemon->sessions, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    status = kvist_server_start(&daemon->server,
+                                daemon->base,
+                                daemon->listener.fd,
+                                &daemon->config,
+                                &daemon->counters,
+                                &handler,
+                                err);
     const struct kvist_http_pages pages = {
         .metrics = print_metrics,
         .health = print_health,
@@ -415,8 +490,7 @@ static enum kvist_status start_serving(struct kvist_daemon *daemon, struct kvist
 static enum kvist_status start(struct kvist_daemon *daemon, struct kvist_error *err)
 {
     daemon->base = event_base_new();
-    if (daemon->base == NULL ||
-        getrandom(&daemon->instance, sizeof(daemon->instance), 0) != sizeof(daemon->instance)) {
+    if (daemon->base == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "libevent", "cannot make an event loop");
     }
     enum kvist_status status = open_socket(daemon, err);
@@ -462,6 +536,7 @@ static void free_event(struct event **event)
 /* Everything in reverse; what was not opened is zero. */
 static void finish(struct kvist_daemon *daemon)
 {
+    kvist_store_leave(daemon->store); /* for the next kvistd, if the service manager wants one */
     kvist_http_stop(&daemon->http);
     kvist_server_stop(&daemon->server);
     kvist_sessions_clear(&daemon->sessions);
@@ -474,6 +549,7 @@ static void finish(struct kvist_daemon *daemon)
     free_event(&daemon->turn);
     free_event(&daemon->tick);
     kvist_store_close(&daemon->store);
+    kvist_fdstore_fini(&daemon->fdstore);
     kvist_listener_close(&daemon->listener);
     if (daemon->base != NULL) {
         event_base_free(daemon->base);
@@ -494,6 +570,7 @@ int kvist_daemon_run(const struct kvist_daemon_options *options)
         return KVIST_EXIT_FAILURE;
     }
     daemon->listener = (struct kvist_listener)KVIST_LISTENER_INIT;
+    daemon->fdstore.barrier_fd = -1;
     daemon->options = *options;
     (void)signal(SIGPIPE, SIG_IGN);
     daemon->metrics.files_max = kvist_machine_raise_files();
@@ -501,8 +578,11 @@ int kvist_daemon_run(const struct kvist_daemon_options *options)
     enum kvist_status status = load(options, &daemon->config, &daemon->http_address, &err);
     if (status == KVIST_OK) {
         kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
+        status = take_passed(daemon, &err);
+    }
+    if (status == KVIST_OK) {
         struct kvist_config fitted = daemon->config;
-        status = fit(&fitted, &err);
+        status = fit(&fitted, &daemon->fdstore, &err);
         daemon->arena_bytes = fitted.memory_arena_bytes;
     }
     int exit_code = status != KVIST_OK ? KVIST_EXIT_CONFIG : KVIST_EXIT_OK;

@@ -31,7 +31,7 @@ struct kvist_daemon {
     struct kvist_daemon_options options;
     struct kvist_config config; /* as configured: arena_bytes may be 0, auto */
     uint64_t arena_bytes;
-    uint64_t instance; /* random, new at each start */
+    struct kvist_fdstore fdstore;
     struct event_base *base;
     struct kvist_listener listener;
     struct kvist_http http;

@@ -106,7 +106,7 @@ static void on_hello(struct kvist_daemon *daemon,
     connection->state = KVIST_CONNECTION_OPEN;
     reply.wire_major = KVIST_WIRE_MAJOR;
     reply.wire_minor = KVIST_WIRE_MINOR;
-    reply.instance = daemon->instance;
+    reply.instance = kvist_store_instance(daemon->store);
     reply.version = text_of(KVIST_RELEASE);
     Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
     answer.id = envelope->id;

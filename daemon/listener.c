@@ -19,12 +19,27 @@
 
 /* --- From systemd ---------------------------------------------------------------------------- */
 
+static void free_names(char **names)
+{
+    for (size_t index = 0; names != NULL && names[index] != NULL; index++) {
+        free(names[index]);
+    }
+    free(names);
+}
+
 enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
+                                             struct kvist_fdstore *fdstore,
                                              struct kvist_error *err)
 {
     struct kvist_listener listener = KVIST_LISTENER_INIT;
-    int count = sd_listen_fds(1);
-    for (int fd = SD_LISTEN_FDS_START; fd < SD_LISTEN_FDS_START + count; fd++) {
+    char **names = NULL;
+    int passed = sd_listen_fds_with_names(1, &names);
+    int count = passed;
+    for (int fd = SD_LISTEN_FDS_START; fd < SD_LISTEN_FDS_START + passed; fd++) {
+        if (kvist_fdstore_offer(fdstore, names[fd - SD_LISTEN_FDS_START], fd)) {
+            count--;
+            continue;
+        }
         if (sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0 && listener.fd < 0) {
             listener.fd = fd;
             continue;
@@ -32,6 +47,7 @@ enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out
         kvist_log(KVIST_LOG_WARN, "passed fd is not used fd=%d action=closed", fd);
         (void)close(fd);
     }
+    free_names(names);
     if (listener.fd < 0) {
         return count <= 0
                    ? KVIST_NOT_FOUND

@@ -13,6 +13,7 @@
 #define KVIST_DAEMON_LISTENER_H
 
 #include "daemon/config.h"
+#include "daemon/fdstore.h"
 
 #include <sys/stat.h>
 
@@ -31,11 +32,12 @@ struct kvist_listener {
     }
 
 /**
- * Take the socket that systemd passed.
+ * Take the socket that systemd passed. What it had stored for us goes to fdstore.
  *
  * @return OK; NOT_FOUND: it passed nothing; INVALID: what it passed is no such socket
  */
 KVIST_MUST_USE enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
+                                                            struct kvist_fdstore *fdstore,
                                                             struct kvist_error *err);
 
 /**

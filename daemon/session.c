@@ -4,6 +4,7 @@
 #include "proto/base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +122,75 @@ void kvist_sessions_clear(struct kvist_sessions *sessions)
     }
 }
 
+/* --- Adopting -------------------------------------------------------------------------------- */
+
+static enum kvist_status adopt_process(struct kvist_session *session,
+                                       const struct kvist_store_adopted *adopted,
+                                       size_t index,
+                                       struct kvist_error *err)
+{
+    struct kvist_process *process = calloc(1, sizeof(*process));
+    if (process == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "adopt", "no memory for a process");
+    }
+    bool schedules = adopted->processes[index].schedules;
+    bool maps = adopted->processes[index].maps_segments;
+    process->session = session;
+    process->role =
+        maps ? (schedules ? KVIST__WIRE__ROLE__ROLE_ENGINE : KVIST__WIRE__ROLE__ROLE_WORKER)
+             : KVIST__WIRE__ROLE__ROLE_SCHEDULER;
+    process->rank = adopted->processes[index].rank;
+    process->pid = (pid_t)adopted->processes[index].pid;
+    process->store = adopted->processes[index].process;
+    process->next = session->processes;
+    session->processes = process;
+    process->pidfd = fcntl(adopted->processes[index].pidfd, F_DUPFD_CLOEXEC, 0);
+    if (process->pidfd < 0) {
+        return kvist_error_set_errno(err, errno, "dup", "cannot watch an adopted process");
+    }
+    process->ended = event_new(session->table->base, process->pidfd, EV_READ, on_ended, process);
+    if (process->ended == NULL || event_add(process->ended, NULL) != 0) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, 0, "libevent", "cannot watch a process");
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status adopt_session(struct kvist_sessions *sessions,
+                                       const struct kvist_store_adopted *adopted,
+                                       struct kvist_error *err)
+{
+    struct kvist_session *session = calloc(1, sizeof(*session));
+    if (session == NULL) {
+        return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "adopt", "no memory for a session");
+    }
+    session->table = sessions;
+    session->store = adopted->session;
+    memcpy(session->id, adopted->id, sizeof(session->id));
+    session->uid = (uid_t)adopted->about.uid;
+    session->rank_count = adopted->rank_count;
+    memcpy(session->tenant, adopted->about.tenant, sizeof(session->tenant));
+    memcpy(session->name, adopted->about.name, sizeof(session->name));
+    session->next = sessions->first;
+    sessions->first = session;
+    enum kvist_status status = KVIST_OK;
+    for (size_t index = 0; index < adopted->process_count && status == KVIST_OK; index++) {
+        status = adopt_process(session, adopted, index, err);
+    }
+    return status;
+}
+
+enum kvist_status kvist_sessions_adopt(struct kvist_sessions *sessions, struct kvist_error *err)
+{
+    struct kvist_store_adopted adopted;
+    enum kvist_status status = KVIST_OK;
+    for (uint32_t place = 0; place < KVIST_SESSIONS_MAX && status == KVIST_OK; place++) {
+        if (kvist_store_adopted(sessions->store, place, &adopted)) {
+            status = adopt_session(sessions, &adopted, err);
+        }
+    }
+    return status;
+}
+
 /* --- Joining --------------------------------------------------------------------------------- */
 
 /* Two pidfds of one process? pids say so unless they are not visible from here. */
@@ -207,6 +277,10 @@ static enum kvist_status open_session(struct kvist_sessions *sessions,
             *at = '_';
         }
     }
+    struct kvist_store_about about = {.uid = (uint32_t)session->uid};
+    memcpy(about.tenant, session->tenant, sizeof(about.tenant));
+    memcpy(about.name, session->name, sizeof(about.name));
+    kvist_store_session_describe(session->store, &about);
     session->next = sessions->first;
     sessions->first = session;
     kvist_log(KVIST_LOG_INFO,
@@ -250,6 +324,11 @@ static enum kvist_status open_process(struct kvist_session *session,
                                       &process->store,
                                       err);
     if (status != KVIST_OK) {
+        goto free_process;
+    }
+    if (kvist_store_process_watch(process->store, (uint32_t)process->pid, pidfd) != KVIST_OK) {
+        status = kvist_error_set(
+            err, KVIST_BUSY, 0, "hello", "the service manager can keep no more processes");
         goto free_process;
     }
     process->next = session->processes;

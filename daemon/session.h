@@ -63,6 +63,10 @@ KVIST_MUST_USE enum kvist_status kvist_sessions_join(struct kvist_sessions *sess
                                                      const Kvist__Wire__Hello *hello,
                                                      struct kvist_error *err);
 
+/** Take over the sessions that the store has adopted, and watch their processes. */
+KVIST_MUST_USE enum kvist_status kvist_sessions_adopt(struct kvist_sessions *sessions,
+                                                      struct kvist_error *err);
+
 /** The connection is gone; its process, if it has one, stays. */
 void kvist_sessions_detach(struct kvist_connection *connection);
 

@@ -6,6 +6,8 @@
  * States      NONE -> POPULATING [kvist_arena_grow] -> LIVE | NONE [populated, failed]
  *             LIVE <-> DRAINING [kvist_slot_set_draining] -> REVOKED [kvist_arena_revoke]
  *             REVOKED -> NONE [kvist_arena_unlend, the last member]
+ * Keeping     a populated segment is kept first, and goes LIVE when that is safe: what is lent
+ *             outlives this process
  */
 #include "proto/base/log.h"
 #include "proto/shm/memfd.h"
@@ -29,6 +31,7 @@ static void set_entry(struct kvist_segment *segment, enum kvist_segment_state st
 static void free_segment(struct kvist_segment *segment)
 {
     struct kvist_store_pool *pool = segment->pool;
+    bool was_kept = segment->life != KVIST_LIFE_POPULATING || segment->keep_number != 0;
     kvist_memfd_unmap(&segment->map, segment->bytes);
     (void)close(segment->fd);
     segment->fd = -1;
@@ -37,6 +40,31 @@ static void free_segment(struct kvist_segment *segment)
     pool->segment_count--;
     segment->life = KVIST_LIFE_NONE;
     set_entry(segment, KVIST_SEGMENT_NONE);
+    if (was_kept) {
+        kvist_roster_forget(pool->store, KVIST_KEPT_SEGMENT, segment->serial);
+    }
+}
+
+static void go_live(struct kvist_segment *segment)
+{
+    struct kvist_store_pool *pool = segment->pool;
+    pool->populating_count--;
+    segment->life = KVIST_LIFE_LIVE;
+    pool->store->populated_bytes += segment->bytes;
+    kvist_slot_add_segment(pool, segment);
+    set_entry(segment, KVIST_SEGMENT_LIVE);
+    pool->lend_wanted = true;
+}
+
+void kvist_arena_kept(struct kvist_store_pool *pool)
+{
+    for (uint32_t index = 0; pool->populating_count > 0 && index < pool->segment_max; index++) {
+        struct kvist_segment *segment = &pool->segments[index];
+        if (segment->life == KVIST_LIFE_POPULATING && segment->keep_number != 0 &&
+            segment->keep_number <= pool->store->kept_count) {
+            go_live(segment);
+        }
+    }
 }
 
 static void populate_run(struct kvist_job *job)
@@ -51,22 +79,25 @@ static void populate_done(struct kvist_job *job)
     struct kvist_segment *segment = (struct kvist_segment *)job;
     struct kvist_store_pool *pool = segment->pool;
     struct kvist_store *store = pool->store;
-    pool->populating_count--;
-    if (segment->populate_status != KVIST_OK) {
+    enum kvist_status status = segment->populate_status;
+    if (status == KVIST_OK) {
+        status = kvist_roster_keep(store, KVIST_KEPT_SEGMENT, segment->serial, segment->fd);
+    }
+    if (status != KVIST_OK) {
         kvist_log(KVIST_LOG_DEBUG,
                   "cannot populate a segment bytes=%llu status=%s action=retried",
                   (unsigned long long)segment->bytes,
-                  kvist_status_name(segment->populate_status));
+                  kvist_status_name(status));
         store->stats.populate_failures_total++;
         pool->populate_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
+        pool->populating_count--;
         free_segment(segment);
         return;
     }
-    segment->life = KVIST_LIFE_LIVE;
-    store->populated_bytes += segment->bytes;
-    kvist_slot_add_segment(pool, segment);
-    set_entry(segment, KVIST_SEGMENT_LIVE);
-    pool->lend_wanted = true;
+    segment->keep_number = store->keep_count;
+    if (store->options.keeper.keep == NULL) {
+        go_live(segment);
+    }
 }
 
 static struct kvist_segment *find_place(struct kvist_store_pool *pool)
@@ -89,11 +120,12 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     segment->job = (struct kvist_job){.run = populate_run, .done = populate_done};
     segment->pool = pool;
     segment->index = (uint32_t)(segment - pool->segments);
-    segment->serial = store->serial_next++;
+    segment->serial = kvist_roster_serial(store);
     segment->bytes = pool->segment_bytes;
     segment->free_head = KVIST_SLOT_NONE;
     segment->free_count = 0;
     segment->lent_count = 0;
+    segment->keep_number = 0;
     char name[16];
     (void)snprintf(name, sizeof(name), "s%08x", segment->serial);
     enum kvist_status status = kvist_memfd_create(name, segment->bytes, &segment->fd, NULL);
@@ -126,7 +158,7 @@ close_fd:
     return status;
 }
 
-static void end_segment(struct kvist_store_pool *pool, struct kvist_segment *segment)
+void kvist_arena_end_revoked(struct kvist_store_pool *pool, struct kvist_segment *segment)
 {
     pool->store->draining_bytes -= segment->bytes;
     pool->store->populated_bytes -= segment->bytes;
@@ -141,7 +173,7 @@ void kvist_arena_revoke(struct kvist_store_pool *pool, struct kvist_segment *seg
     set_entry(segment, KVIST_SEGMENT_REVOKED);
     pool->store->stats.revokes_total++;
     if (segment->lent_count == 0) {
-        end_segment(pool, segment);
+        kvist_arena_end_revoked(pool, segment);
     } else {
         pool->lend_wanted = true;
     }
@@ -152,8 +184,38 @@ void kvist_arena_unlend(struct kvist_store_pool *pool, struct kvist_segment *seg
     KVIST_CHECK(segment->lent_count > 0);
     segment->lent_count--;
     if (segment->lent_count == 0 && segment->life == KVIST_LIFE_REVOKED) {
-        end_segment(pool, segment);
+        kvist_arena_end_revoked(pool, segment);
     }
+}
+
+enum kvist_status
+kvist_arena_adopt(struct kvist_store_pool *pool, uint32_t index, uint32_t serial, int fd)
+{
+    struct kvist_store *store = pool->store;
+    struct kvist_segment *segment = &pool->segments[index];
+    bool revoked = atomic_load_explicit(&pool->map.segments[index].state, memory_order_relaxed) ==
+                   KVIST_SEGMENT_REVOKED;
+    enum kvist_status status =
+        kvist_memfd_map(fd, pool->segment_bytes, KVIST_MEMFD_WRITE, &segment->map, NULL);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    if (!store->options.huge_pages) {
+        (void)madvise(segment->map, pool->segment_bytes, MADV_NOHUGEPAGE);
+    }
+    segment->pool = pool;
+    segment->life = revoked ? KVIST_LIFE_REVOKED : KVIST_LIFE_LIVE;
+    segment->index = index;
+    segment->serial = serial;
+    segment->fd = fd;
+    segment->bytes = pool->segment_bytes;
+    segment->free_head = KVIST_SLOT_NONE;
+    store->used_bytes += segment->bytes;
+    store->populated_bytes += segment->bytes;
+    store->draining_bytes += revoked ? segment->bytes : 0;
+    pool->used_bytes += segment->bytes;
+    pool->segment_count++;
+    return KVIST_OK;
 }
 
 void kvist_arena_free_all(struct kvist_store_pool *pool)
@@ -161,9 +223,12 @@ void kvist_arena_free_all(struct kvist_store_pool *pool)
     for (uint32_t index = 0; index < pool->segment_max; index++) {
         struct kvist_segment *segment = &pool->segments[index];
         if (segment->life == KVIST_LIFE_DRAINING || segment->life == KVIST_LIFE_REVOKED) {
-            end_segment(pool, segment);
+            kvist_arena_end_revoked(pool, segment);
         } else if (segment->life == KVIST_LIFE_LIVE) {
             pool->store->populated_bytes -= segment->bytes;
+            free_segment(segment);
+        } else if (segment->life == KVIST_LIFE_POPULATING && segment->keep_number != 0) {
+            pool->populating_count--;
             free_segment(segment);
         }
         KVIST_CHECK(segment->life == KVIST_LIFE_NONE);

@@ -55,8 +55,7 @@ static enum kvist_status repeated(const struct kvist_store_session *session,
                                   const struct kvist_store_commit *commit)
 {
     const struct kvist_store *store = session->store;
-    if (commit->reservation < store->reservation_first ||
-        commit->reservation >= store->reservation_next) {
+    if (!kvist_roster_reserved(store, commit->reservation)) {
         return KVIST_INVALID;
     }
     struct kvist_entry_copy entry;
@@ -141,8 +140,7 @@ enum kvist_status kvist_store_return(struct kvist_store_session *session,
 {
     const struct kvist_store *store = session->store;
     struct kvist_store_pool *pool = bounded(session, ordinal, slot, ticket);
-    if (pool == NULL || reservation < store->reservation_first ||
-        reservation >= store->reservation_next) {
+    if (pool == NULL || !kvist_roster_reserved(store, reservation)) {
         return KVIST_INVALID;
     }
     if (!names_grant(session, ordinal, slot, ticket, reservation)) {
@@ -160,7 +158,7 @@ enum kvist_status kvist_store_return(struct kvist_store_session *session,
 
 /* --- Clear ----------------------------------------------------------------------------------- */
 
-static void unpublish_all(struct kvist_store_pool *pool)
+void kvist_block_unpublish_all(struct kvist_store_pool *pool)
 {
     (void)kvist_map_clear(&pool->map);
     pool->nvme_blocks = 0;
@@ -209,7 +207,7 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
         .ctx = ctx,
     };
     store->clears = clear;
-    unpublish_all(pool);
+    kvist_block_unpublish_all(pool);
     pool->tier_knows = false;
     pool->put_wanted = store->tier != NULL;
     store->stats.clears_total++;

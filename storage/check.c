@@ -301,7 +301,8 @@ const char *kvist_store_check(struct kvist_store *store)
     if (writers != store->writer_count) {
         return "the store has not as many writers as were counted";
     }
-    if (bytes != store->used_bytes || bytes > store->options.arena_bytes) {
+    if (bytes != store->used_bytes ||
+        (bytes > store->options.arena_bytes && bytes > store->adopted_bytes)) {
         return "the arena is larger than counted, or than it may be";
     }
     return NULL;

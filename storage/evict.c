@@ -306,7 +306,8 @@ static bool is_better(const struct kvist_store_pool *donor, const struct kvist_s
 static bool take_from_others(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
-    uint64_t to_come = store->options.arena_bytes - store->used_bytes + store->draining_bytes;
+    uint64_t to_come = store->options.arena_bytes + store->draining_bytes;
+    to_come -= store->used_bytes < to_come ? store->used_bytes : to_come;
     if (pool->segment_count >= pool->segment_max || store->now_us < pool->take_after_us) {
         return false;
     }
@@ -361,7 +362,7 @@ bool kvist_evict_has_room(const struct kvist_store_pool *pool)
 {
     const struct kvist_store *store = pool->store;
     return pool->segment_count < pool->segment_max &&
-           store->options.arena_bytes - store->used_bytes >= pool->segment_bytes &&
+           store->used_bytes + pool->segment_bytes <= store->options.arena_bytes &&
            !is_outranked(pool);
 }
 

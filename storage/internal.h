@@ -11,6 +11,8 @@
  *               spill.c    checksums, DRAM -> NVMe, save
  *               promote.c  NVMe -> DRAM, holds, events of the tier
  *               store.c    open, close, turn, stats
+ *               roster.c   what the next store must know; keeping fds
+ *               adopt.c    taking over what an earlier store has left
  *               check.c    all invariants
  * Threads     loop; a job's `run` touches its job alone
  * Invariants  a slot's state is in states[], its counters in counts[] and its segment; only slot.c
@@ -24,6 +26,7 @@
 #include "storage/map.h"
 #include "storage/page.h"
 #include "storage/policy.h"
+#include "storage/roster.h"
 #include "storage/store.h"
 #include "storage/workers.h"
 
@@ -32,7 +35,6 @@
 #define SESSION_MAGIC 0x53455353U
 #define PROCESS_MAGIC 0x50524f43U
 
-#define KVIST_PROCESSES_MAX     (KVIST_RANKS_MAX + 1) /* of one session */
 #define KVIST_VICTIMS_MAX       4096U                 /* evicted by one lease scan */
 #define KVIST_FRESH_MAX         1024U /* commits of a pool that one turn puts in order */
 #define KVIST_SUMS_MAX          32U   /* checksums in flight, four a thread: they pin slots */
@@ -101,6 +103,7 @@ struct kvist_segment {
     uint32_t counts[5];  /* its slots by state, while LIVE or DRAINING */
     uint64_t drain_since_us;
     enum kvist_status populate_status;
+    uint64_t keep_number; /* POPULATING: it goes LIVE when so many fds are safe; 0: not so far */
 };
 
 struct kvist_store_pool {
@@ -147,6 +150,7 @@ struct kvist_store_pool {
     bool put_pending;
     uint64_t put_generation; /* that the tier is remembering */
     uint64_t put_after_us;
+    bool adopted;    /* with a generation that the tier has not been asked about */
     bool tier_knows; /* blocks may be written */
     uint64_t leased_count; /* as of the last full scan */
     uint8_t *leased_seen;  /* [slot_max / 8 + 1], for counting */
@@ -181,6 +185,8 @@ struct kvist_store_session {
     uint32_t serial;
     struct kvist_store *store;
     uint8_t id[16];
+    bool adopted;
+    struct kvist_store_about about;
     struct kvist_page page;
     struct kvist_store_process *processes[KVIST_PROCESSES_MAX];
     struct kvist_attachment attachments[KVIST_SESSION_POOLS_MAX];
@@ -204,7 +210,10 @@ struct kvist_loan {
 
 struct kvist_store_process {
     uint32_t magic;
+    uint32_t index;  /* in the session */
+    uint32_t serial; /* of its pidfd; 0: not watched */
     struct kvist_store_session *session;
+    int pidfd; /* its own, of an adopted process; else -1 */
     void *ctx;
     bool schedules;
     bool maps_segments;
@@ -302,9 +311,13 @@ struct kvist_store {
     bool closing;
     _Atomic bool stop; /* workers give up populating */
     uint64_t now_us;
-    uint32_t serial_next;
-    uint64_t reservation_first;
-    uint64_t reservation_next;
+    struct kvist_roster *roster;
+    int roster_fd;       /* -1: it is private memory */
+    bool left;           /* what is shared is shared no more */
+    uint64_t keep_count; /* fds handed to the keeper */
+    uint64_t kept_count; /* of those, the first so many are safe */
+    struct kvist_adoption adoption;
+    uint64_t adopted_bytes; /* of segments; may exceed arena_bytes until they are drained */
     uint64_t used_bytes;
     uint64_t populated_bytes;
     uint64_t draining_bytes; /* of segments that are on their way out, members or not */
@@ -340,6 +353,20 @@ struct kvist_store {
     uint64_t touches[KVIST_TOUCHES_PER_TURN];            /* scratch */
     struct kvist_store_stats stats;                      /* the counters */
 };
+
+/* --- adopt.c --------------------------------------------------------------------------------- */
+
+/* Take over what options.kept holds, or let it go; then there is a roster. */
+KVIST_MUST_USE enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err);
+/* The tier has told of an adopted pool. */
+/* Have the policy know all READY slots of a pool, which it does not yet. */
+KVIST_MUST_USE enum kvist_status kvist_adopt_order(struct kvist_store_pool *pool);
+void kvist_adopt_settle(struct kvist_store_pool *pool, const struct kvist_tier_pool *about);
+
+/* --- store.c --------------------------------------------------------------------------------- */
+
+/* What is shared becomes a private copy. */
+void kvist_store_make_private(struct kvist_store *store);
 
 /* --- slot.c ---------------------------------------------------------------------------------- */
 
@@ -388,6 +415,9 @@ static inline void kvist_slot_unpin(struct kvist_store_pool *pool, uint32_t slot
 }
 
 /* A live segment's slots become FREE; or cease to be, when all of them are. */
+/* Count a slot of a segment that is being adopted; info->entry and its grant are set. READY: the
+   policy is told later. */
+void kvist_slot_adopt(struct kvist_store_pool *pool, uint32_t slot, enum kvist_slot_state state);
 void kvist_slot_add_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
 void kvist_slot_remove_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
 /* What is FREE in it no longer counts as usable, or does again. */
@@ -427,8 +457,16 @@ struct kvist_store_pool *kvist_slot_resolve(const struct kvist_store *store,
 KVIST_MUST_USE enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool);
 /* An empty draining segment: tell its members to unmap it; free it when none has it. */
 void kvist_arena_revoke(struct kvist_store_pool *pool, struct kvist_segment *segment);
+/* A REVOKED segment that nobody has mapped. */
+void kvist_arena_end_revoked(struct kvist_store_pool *pool, struct kvist_segment *segment);
 /* One member fewer. */
 void kvist_arena_unlend(struct kvist_store_pool *pool, struct kvist_segment *segment);
+/* Some fds more are safe: segments that waited for it become LIVE. */
+void kvist_arena_kept(struct kvist_store_pool *pool);
+/* Take over segment `index` of an adopted pool: LIVE or REVOKED, as its map says. Maps it, and
+   touches none of it. fd: taken over on OK. Its slots are counted by kvist_slot_adopt_segment(). */
+KVIST_MUST_USE enum kvist_status
+kvist_arena_adopt(struct kvist_store_pool *pool, uint32_t index, uint32_t serial, int fd);
 /* At close: every segment of the pool, whoever has it mapped. */
 void kvist_arena_free_all(struct kvist_store_pool *pool);
 
@@ -438,6 +476,13 @@ KVIST_MUST_USE enum kvist_status kvist_pool_create(struct kvist_store *store,
                                                    const struct kvist_tier_pool *about,
                                                    struct kvist_store_pool **pool_out,
                                                    struct kvist_error *err);
+/* A pool around a map that an earlier store has left, without segments; takes the map over on OK.
+ */
+KVIST_MUST_USE enum kvist_status kvist_pool_adopt(struct kvist_store *store,
+                                                  const struct kvist_tier_pool *about,
+                                                  uint32_t index,
+                                                  uint32_t serial,
+                                                  const struct kvist_map *map);
 void kvist_pool_destroy(struct kvist_store_pool **pool);
 /* Whether one more can be made without another one being dropped. */
 bool kvist_pool_fits(const struct kvist_store *store);
@@ -452,6 +497,11 @@ void kvist_pool_put(struct kvist_store_pool *pool);
 
 /* --- session.c ------------------------------------------------------------------------------- */
 
+/* A session that is in no list yet, without its page. */
+struct kvist_store_session *
+kvist_session_make(struct kvist_store *store, const uint8_t id[16], uint32_t serial);
+/* End an attachment that no process has a loan of. */
+void kvist_session_settle(struct kvist_store_session *session, uint32_t ordinal);
 /* Take a FREE slot that every rank of the session has mapped. KVIST_SLOT_NONE: there is none. */
 uint32_t kvist_session_take_slot(struct kvist_store_session *session,
                                  uint32_t ordinal,
@@ -479,6 +529,8 @@ kvist_session_pool(const struct kvist_store_session *session, uint64_t ordinal)
 
 /* --- block.c --------------------------------------------------------------------------------- */
 
+/* Drop every block of the pool from the index. */
+void kvist_block_unpublish_all(struct kvist_store_pool *pool);
 void kvist_block_order_fresh(struct kvist_store_pool *pool);
 /* The tier has answered for the pool: what its clears wait for. */
 void kvist_block_pool_durable(struct kvist_store_pool *pool, enum kvist_status status);

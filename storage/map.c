@@ -9,13 +9,13 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-static void set_pointers(struct kvist_map *map)
+static void set_pointers(struct kvist_map *map, const struct kvist_map_header *geometry)
 {
     char *base = map->base;
     map->header = map->base;
-    map->segments = (void *)(base + map->header->segment_table_offset);
-    map->slots = (void *)(base + map->header->slot_table_offset);
-    map->index = (void *)(base + map->header->index_offset);
+    map->segments = (void *)(base + geometry->segment_table_offset);
+    map->slots = (void *)(base + geometry->slot_table_offset);
+    map->index = (void *)(base + geometry->index_offset);
 }
 
 static struct kvist_map_header make_header(const struct kvist_map_shape *shape, uint64_t seed)
@@ -49,10 +49,12 @@ enum kvist_status kvist_map_init(const struct kvist_map_shape *shape,
     const struct kvist_map_header header = make_header(shape, seed);
     KVIST_CHECK(kvist_map_header_check(&header, header.map_bytes));
     struct kvist_map map = {
+        .serial = serial,
         .fd = -1,
         .read_only_fd = -1,
         .bytes = header.map_bytes,
         .capacity = header.index_capacity,
+        .segment_max = header.segment_max,
         .slot_max = header.slot_max,
         .seed = seed,
     };
@@ -71,7 +73,7 @@ enum kvist_status kvist_map_init(const struct kvist_map_shape *shape,
         goto close_read_only_fd;
     }
     memcpy(map.base, &header, sizeof(header));
-    set_pointers(&map);
+    set_pointers(&map, &header);
     *map_out = map;
     return KVIST_OK;
 
@@ -80,6 +82,43 @@ close_read_only_fd:
 close_fd:
     (void)close(map.fd);
     return status;
+}
+
+enum kvist_status
+kvist_map_adopt(int fd, uint32_t serial, struct kvist_map *map_out, struct kvist_error *err)
+{
+    uint64_t bytes = 0;
+    enum kvist_status status = kvist_memfd_check(fd, &bytes, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    if (bytes < KVIST_HEADER_BYTES) {
+        return kvist_error_set(err, KVIST_CORRUPT, 0, "map", "too small for a pool map");
+    }
+    struct kvist_map map = {.serial = serial, .fd = fd, .bytes = bytes};
+    status = kvist_memfd_map(fd, bytes, KVIST_MEMFD_WRITE, &map.base, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    struct kvist_map_header header;
+    memcpy(&header, map.base, sizeof(header));
+    status = kvist_map_header_check(&header, bytes)
+                 ? kvist_memfd_check_own(fd, bytes, err)
+                 : kvist_error_set(err, KVIST_CORRUPT, 0, "map", "no pool map of this layout");
+    if (status == KVIST_OK) {
+        status = kvist_memfd_reopen_read_only(fd, &map.read_only_fd, err);
+    }
+    if (status != KVIST_OK) {
+        kvist_memfd_unmap(&map.base, bytes);
+        return status;
+    }
+    map.capacity = header.index_capacity;
+    map.segment_max = header.segment_max;
+    map.slot_max = header.slot_max;
+    map.seed = header.index_seed;
+    set_pointers(&map, &header);
+    *map_out = map;
+    return KVIST_OK;
 }
 
 static void abandon_growth(struct kvist_map *map)
@@ -218,6 +257,53 @@ uint32_t kvist_map_clear(struct kvist_map *map)
     return live;
 }
 
+static bool
+stands_once(const struct kvist_map *map, uint32_t position, const struct kvist_entry_copy *entry)
+{
+    struct kvist_entry_copy found;
+    uint8_t key[KVIST_KEY_BYTES];
+    memcpy(key, entry->key, sizeof(key));
+    return kvist_map_find(map, key, &found) == position;
+}
+
+uint32_t kvist_map_sift(struct kvist_map *map, kvist_map_keep_fn *keep, void *ctx)
+{
+    static const struct kvist_entry_copy tombstone = {.state = KVIST_ENTRY_TOMBSTONE};
+    uint32_t broken = 0;
+    map->live = 0;
+    map->tombstones = 0;
+    for (uint32_t position = 0; position < map->capacity; position++) {
+        struct kvist_index_entry *shared = &map->index[position];
+        bool whole = (atomic_load_explicit(&shared->sequence, memory_order_relaxed) & 1U) == 0;
+        if (whole && state_of(map, position) == KVIST_ENTRY_EMPTY) {
+            continue;
+        }
+        struct kvist_entry_copy entry = tombstone;
+        uint32_t extent = atomic_load_explicit(&shared->extent, memory_order_relaxed);
+        whole = whole && kvist_entry_read(shared, &entry) && entry.state <= KVIST_ENTRY_LOADING &&
+                (entry.state == KVIST_ENTRY_TOMBSTONE || stands_once(map, position, &entry));
+        broken += !whole;
+        if (!whole || entry.state == KVIST_ENTRY_TOMBSTONE || !keep(ctx, position, &entry)) {
+            if (!whole || entry.state != KVIST_ENTRY_TOMBSTONE) {
+                kvist_entry_write(shared, &tombstone);
+            }
+            map->tombstones++;
+            continue;
+        }
+        if (entry.extent != extent) {
+            kvist_entry_write(shared, &entry);
+        }
+        map->live++;
+    }
+    return broken;
+}
+
+enum kvist_status kvist_map_leave(struct kvist_map *map, struct kvist_error *err)
+{
+    abandon_growth(map);
+    return kvist_memfd_make_private(map->fd, map->base, map->bytes, err);
+}
+
 /* Copy the tables up to the last segment that was ever in use: the rest stays untouched zeros. */
 static void copy_tables(const struct kvist_map *source, struct kvist_map *target)
 {
@@ -305,7 +391,11 @@ enum kvist_status kvist_map_grow(struct kvist_map *map,
     atomic_store_explicit(&next->header->generation,
                           atomic_load_explicit(&map->header->generation, memory_order_relaxed),
                           memory_order_relaxed);
-    moving(ctx, map, next);
+    if (!moving(ctx, map, next)) {
+        abandon_growth(map);
+        *moved_out = false;
+        return kvist_error_set(err, KVIST_BUSY, 0, "map", "the next map cannot take its place");
+    }
     /* From here on readers of the old map find `moved` when they look again after a lease. */
     atomic_store_explicit(&map->header->moved, 1, memory_order_relaxed);
     map->next = NULL;

@@ -23,6 +23,7 @@
 #include <kvist/error.h>
 
 struct kvist_map {
+    uint32_t serial;  /* in the memfd's name */
     int fd;           /* read-write; the daemon's own */
     int read_only_fd; /* what peers are sent */
     uint64_t bytes;
@@ -32,6 +33,7 @@ struct kvist_map {
     struct kvist_slot_entry *slots;
     struct kvist_index_entry *index;
     uint32_t capacity;
+    uint32_t segment_max;
     uint32_t slot_max;
     uint32_t live;       /* entries that hold a key */
     uint32_t tombstones; /* entries that held one */
@@ -55,6 +57,28 @@ KVIST_MUST_USE enum kvist_status kvist_map_init(const struct kvist_map_shape *sh
                                                 struct kvist_error *err);
 
 void kvist_map_fini(struct kvist_map *map);
+
+/**
+ * Map a memfd that an earlier writer has left. The header is checked; entries are as they were,
+ * live and tombstones are not counted yet.
+ *
+ * @param fd  taken over on OK
+ * @return OK; CORRUPT: it is no pool map of this layout
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_map_adopt(int fd, uint32_t serial, struct kvist_map *map_out, struct kvist_error *err);
+
+/**
+ * Go through an adopted index and count it: entries that were being written, or that `keep` does
+ * not want, become tombstones. So does a key that stands a second time.
+ *
+ * @return how many were dropped without asking `keep`
+ */
+typedef bool kvist_map_keep_fn(void *ctx, uint32_t position, struct kvist_entry_copy *entry);
+uint32_t kvist_map_sift(struct kvist_map *map, kvist_map_keep_fn *keep, void *ctx);
+
+/** From here on the map is a private copy: readers see no change any more. */
+KVIST_MUST_USE enum kvist_status kvist_map_leave(struct kvist_map *map, struct kvist_error *err);
 
 /** @return position, or KVIST_ENTRY_NONE */
 static inline uint32_t kvist_map_find(const struct kvist_map *map,
@@ -96,8 +120,9 @@ static inline bool kvist_map_wants_growth(const struct kvist_map *map)
            (uint64_t)(map->live + map->tombstones) * 10 > (uint64_t)map->capacity * 6;
 }
 
-/* Every entry has its position in the next map, which is about to take the place of this one. */
-typedef void kvist_map_moving_fn(void *ctx, const struct kvist_map *map, struct kvist_map *next);
+/* Every entry has its position in the next map, which is about to take the place of this one.
+   false: it must not; the growth is given up. */
+typedef bool kvist_map_moving_fn(void *ctx, const struct kvist_map *map, struct kvist_map *next);
 
 /**
  * Go on moving to a new memfd, or begin to: with twice the index when it is more than 30 % live,

@@ -70,6 +70,27 @@ close_fd:
     return status;
 }
 
+enum kvist_status
+kvist_page_adopt(int fd, uint32_t rank_count, struct kvist_page *page_out, struct kvist_error *err)
+{
+    static const uint8_t no_id[16];
+    struct kvist_page_header geometry = {.magic = 0};
+    write_header(&geometry, no_id, rank_count);
+    struct kvist_page page = {
+        .fd = fd, .bytes = geometry.page_bytes, .map = NULL, .rank_count = rank_count};
+    enum kvist_status status = kvist_memfd_check_own(fd, page.bytes, err);
+    if (status == KVIST_OK) {
+        status = kvist_memfd_map(fd, page.bytes, KVIST_MEMFD_READ, &page.map, err);
+    }
+    if (status != KVIST_OK) {
+        return status;
+    }
+    set_pointers(&page, &geometry);
+    page.touch_tail = atomic_load_explicit(&page.header->touch_head, memory_order_acquire);
+    *page_out = page;
+    return KVIST_OK;
+}
+
 void kvist_page_fini(struct kvist_page *page)
 {
     if (page->map != NULL) {

@@ -36,6 +36,16 @@ KVIST_MUST_USE enum kvist_status kvist_page_init(const uint8_t session_id[16],
                                                  struct kvist_page *page_out,
                                                  struct kvist_error *err);
 
+/**
+ * Map a page that an earlier daemon has made for a session of so many ranks. Touches in it are
+ * given up. Of its header nothing is believed.
+ *
+ * @param fd  taken over on OK
+ * @return OK; CORRUPT: it is not of the size that such a page has
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_page_adopt(int fd, uint32_t rank_count, struct kvist_page *page_out, struct kvist_error *err);
+
 void kvist_page_fini(struct kvist_page *page);
 
 /** Records from here on were never used. At most KVIST_LEASES_MAX. */

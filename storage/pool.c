@@ -17,6 +17,15 @@
 #define INDEX_START         1024U
 #define GROW_STEP           4096U /* index entries carried over by one call */
 
+uint64_t kvist_store_segments_max(uint64_t arena_bytes)
+{
+    uint64_t bytes = arena_bytes / SEGMENTS_OF_ARENA;
+    bytes = bytes > SEGMENT_BYTES_LEAST ? bytes : SEGMENT_BYTES_LEAST;
+    /* Slots do not always fill the largest segment. */
+    bytes = bytes < KVIST_SEGMENT_BYTES_MAX / 4 * 3 ? bytes : KVIST_SEGMENT_BYTES_MAX / 4 * 3;
+    return arena_bytes / bytes;
+}
+
 static uint64_t segment_bytes_for(const struct kvist_store *store, uint64_t slot_bytes)
 {
     uint64_t bytes = store->options.arena_bytes / SEGMENTS_OF_ARENA;
@@ -194,6 +203,35 @@ static enum kvist_status size_pool(struct kvist_store_pool *pool, struct kvist_e
     return KVIST_OK;
 }
 
+static struct kvist_store_pool *make_pool(struct kvist_store *store,
+                                          const struct kvist_tier_pool *about,
+                                          uint32_t index,
+                                          uint32_t serial)
+{
+    struct kvist_store_pool *pool = calloc(1, sizeof(*pool));
+    if (pool != NULL) {
+        pool->magic = POOL_MAGIC;
+        pool->index = index;
+        pool->serial = serial;
+        pool->store = store;
+        pool->about = *about;
+        pool->ops = &kvist_policy_lru;
+        pool->retired_head = KVIST_SLOT_NONE;
+        pool->last_used_us = store->now_us;
+        pool->put_wanted = store->options.tier != NULL;
+    }
+    return pool;
+}
+
+static void place_pool(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    store->pools[pool->index] = pool;
+    if (pool->index >= store->pool_high) {
+        store->pool_high = pool->index + 1;
+    }
+}
+
 enum kvist_status kvist_pool_create(struct kvist_store *store,
                                     const struct kvist_tier_pool *about,
                                     struct kvist_store_pool **pool_out,
@@ -204,19 +242,10 @@ enum kvist_status kvist_pool_create(struct kvist_store *store,
         return kvist_error_set(
             err, KVIST_BUSY, 0, "pool", "the daemon has %u pools in use", KVIST_POOLS_MAX);
     }
-    struct kvist_store_pool *pool = calloc(1, sizeof(*pool));
+    struct kvist_store_pool *pool = make_pool(store, about, index, kvist_roster_serial(store));
     if (pool == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "pool", "no memory for a pool");
     }
-    pool->magic = POOL_MAGIC;
-    pool->index = index;
-    pool->serial = store->serial_next++;
-    pool->store = store;
-    pool->about = *about;
-    pool->ops = &kvist_policy_lru;
-    pool->retired_head = KVIST_SLOT_NONE;
-    pool->last_used_us = store->now_us;
-    pool->put_wanted = store->tier != NULL;
     enum kvist_status status = size_pool(pool, err);
     if (status != KVIST_OK) {
         goto free_pool;
@@ -234,20 +263,46 @@ enum kvist_status kvist_pool_create(struct kvist_store *store,
         .segment_max = pool->segment_max,
         .index_capacity = index_capacity_for(pool->slot_max),
     };
-    status = kvist_map_init(&shape, store->serial_next++, &pool->map, err);
+    status = kvist_map_init(&shape, kvist_roster_serial(store), &pool->map, err);
     if (status != KVIST_OK) {
         goto free_pool;
     }
-    store->pools[index] = pool;
-    if (index >= store->pool_high) {
-        store->pool_high = index + 1;
+    if (kvist_roster_keep(store, KVIST_KEPT_MAP, pool->map.serial, pool->map.fd) != KVIST_OK) {
+        status = kvist_error_set(err, KVIST_BUSY, 0, "pool", "no more fds can be kept");
+        goto free_pool;
     }
+    place_pool(pool);
+    kvist_roster_put_pool(pool);
     *pool_out = pool;
     return KVIST_OK;
 
 free_pool:
     free_pool(pool);
     return status;
+}
+
+enum kvist_status kvist_pool_adopt(struct kvist_store *store,
+                                   const struct kvist_tier_pool *about,
+                                   uint32_t index,
+                                   uint32_t serial,
+                                   const struct kvist_map *map)
+{
+    struct kvist_store_pool *pool = make_pool(store, about, index, serial);
+    if (pool == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    pool->segment_max = map->segment_max;
+    pool->slots_per_segment = map->slot_max / map->segment_max;
+    pool->slot_max = map->slot_max;
+    pool->segment_bytes = pool->slots_per_segment * about->slot_bytes;
+    enum kvist_status status = allocate_tables(pool);
+    if (status != KVIST_OK) {
+        free_pool(pool);
+        return status;
+    }
+    pool->map = *map;
+    place_pool(pool);
+    return KVIST_OK;
 }
 
 void kvist_pool_destroy(struct kvist_store_pool **pool)
@@ -257,17 +312,23 @@ void kvist_pool_destroy(struct kvist_store_pool **pool)
     }
     struct kvist_store_pool *old = *pool;
     KVIST_CHECK(old->magic == POOL_MAGIC && old->session_count == 0);
+    kvist_roster_drop_pool(old);
     kvist_promote_forget_loads(old->store, old);
     kvist_arena_free_all(old);
+    kvist_roster_forget(old->store, KVIST_KEPT_MAP, old->map.serial);
     old->store->pools[old->index] = NULL;
     free_pool(old);
     *pool = NULL;
 }
 
 /* Slots name their entries by position, which is another one in the next map. */
-static void write_positions(void *ctx, const struct kvist_map *map, struct kvist_map *next)
+static bool write_positions(void *ctx, const struct kvist_map *map, struct kvist_map *next)
 {
     struct kvist_store_pool *pool = ctx;
+    if (kvist_roster_keep(pool->store, KVIST_KEPT_MAP, next->serial, next->fd) != KVIST_OK) {
+        return false;
+    }
+    kvist_roster_next_map(pool, next->serial);
     for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
         enum kvist_slot_state state = kvist_slot_state_of(pool, slot);
         struct kvist_slot *info = &pool->slots[slot];
@@ -283,6 +344,7 @@ static void write_positions(void *ctx, const struct kvist_map *map, struct kvist
         KVIST_CHECK(info->entry != KVIST_ENTRY_NONE && entry.slot == slot);
         atomic_store_explicit(&next->slots[slot].entry, info->entry, memory_order_relaxed);
     }
+    return true;
 }
 
 void kvist_pool_grow_map(struct kvist_store_pool *pool)
@@ -292,14 +354,17 @@ void kvist_pool_grow_map(struct kvist_store_pool *pool)
         return;
     }
     bool moved = false;
+    uint32_t serial = pool->map.serial;
     enum kvist_status status = kvist_map_grow(
-        &pool->map, store->serial_next++, GROW_STEP, write_positions, pool, &moved, NULL);
+        &pool->map, kvist_roster_serial(store), GROW_STEP, write_positions, pool, &moved, NULL);
     if (status != KVIST_OK) {
         kvist_log(KVIST_LOG_DEBUG,
                   "cannot grow a pool map status=%s action=retried",
                   kvist_status_name(status));
         pool->grow_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
     } else if (moved) {
+        kvist_roster_moved(pool);
+        kvist_roster_forget(store, KVIST_KEPT_MAP, serial);
         pool->map_replaced = true;
         pool->lend_wanted = true;
     }

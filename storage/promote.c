@@ -379,7 +379,9 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
     if (pool->about.slot_bytes != about->slot_bytes) {
         return; /* what was opened counts; remembering it drops the blocks of the other shape */
     }
-    if (pool->epoch == 0) {
+    if (pool->adopted) {
+        kvist_adopt_settle(pool, about);
+    } else if (pool->epoch == 0) {
         kvist_pool_set_generation(pool, about->generation);
         pool->put_wanted = false;
         pool->tier_knows = true;

@@ -9,6 +9,7 @@
 #include "storage/internal.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #define GRANT_RATE_US 1000000U /* a target used up faster than this is doubled */
 
@@ -24,7 +25,8 @@ static bool id_in_use(const struct kvist_store *store, const uint8_t id[16])
     return false;
 }
 
-static struct kvist_store_session *make_session(struct kvist_store *store, const uint8_t id[16])
+struct kvist_store_session *
+kvist_session_make(struct kvist_store *store, const uint8_t id[16], uint32_t serial)
 {
     struct kvist_store_session *session = calloc(1, sizeof(*session));
     if (session == NULL) {
@@ -32,7 +34,7 @@ static struct kvist_store_session *make_session(struct kvist_store *store, const
     }
     session->magic = SESSION_MAGIC;
     session->store = store;
-    session->serial = store->serial_next++;
+    session->serial = serial;
     memcpy(session->id, id, sizeof(session->id));
     session->ticket_free_count = KVIST_GRANTS_MAX;
     for (uint32_t ticket = 0; ticket < KVIST_GRANTS_MAX; ticket++) {
@@ -73,7 +75,8 @@ enum kvist_status kvist_store_session_open(struct kvist_store *store,
                                "the daemon serves %u sessions already",
                                KVIST_SESSIONS_MAX);
     }
-    struct kvist_store_session *session = make_session(store, session_id);
+    struct kvist_store_session *session =
+        kvist_session_make(store, session_id, kvist_roster_serial(store));
     if (session == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "session", "no memory for a session");
     }
@@ -82,6 +85,11 @@ enum kvist_status kvist_store_session_open(struct kvist_store *store,
     if (status != KVIST_OK) {
         free(session);
         return status;
+    }
+    if (kvist_roster_keep(store, KVIST_KEPT_PAGE, session->serial, session->page.fd) != KVIST_OK) {
+        kvist_page_fini(&session->page);
+        free(session);
+        return kvist_error_set(err, KVIST_BUSY, 0, "session", "no more fds can be kept");
     }
     session->index = index;
     store->sessions[index] = session;
@@ -98,6 +106,7 @@ void kvist_store_session_close(struct kvist_store_session **session)
     struct kvist_store_session *old = *session;
     struct kvist_store *store = old->store;
     KVIST_CHECK(old->magic == SESSION_MAGIC);
+    kvist_roster_drop_session(old);
     for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
         kvist_store_process_close(&old->processes[index]);
     }
@@ -105,9 +114,18 @@ void kvist_store_session_close(struct kvist_store_session **session)
     store->sessions[old->index] = NULL;
     store->session_count--;
     kvist_page_fini(&old->page);
+    kvist_roster_forget(store, KVIST_KEPT_PAGE, old->serial);
     old->magic = 0;
     free(old);
     *session = NULL;
+}
+
+void kvist_store_session_describe(struct kvist_store_session *session,
+                                  const struct kvist_store_about *about)
+{
+    KVIST_CHECK(session->magic == SESSION_MAGIC);
+    session->about = *about;
+    kvist_roster_put_session(session);
 }
 
 int kvist_store_session_page_fd(const struct kvist_store_session *session)
@@ -172,6 +190,7 @@ enum kvist_status kvist_store_process_open(struct kvist_store_session *session,
     const struct kvist_store_process about = {
         .magic = PROCESS_MAGIC,
         .session = session,
+        .pidfd = -1,
         .ctx = ctx,
         .schedules = schedules,
         .maps_segments = maps_segments,
@@ -191,6 +210,7 @@ enum kvist_status kvist_store_process_open(struct kvist_store_session *session,
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "session", "no memory for a process");
     }
     *process = about;
+    process->index = index;
     session->processes[index] = process;
     session->store->process_count++;
     *process_out = process;
@@ -210,7 +230,7 @@ static void drop_grants(struct kvist_store_session *session, uint32_t ordinal)
 }
 
 /* Nobody in the session uses the pool any more, unless a process has a loan of it. */
-static void settle_attachment(struct kvist_store_session *session, uint32_t ordinal)
+void kvist_session_settle(struct kvist_store_session *session, uint32_t ordinal)
 {
     for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
         const struct kvist_store_process *process = session->processes[index];
@@ -220,6 +240,7 @@ static void settle_attachment(struct kvist_store_session *session, uint32_t ordi
     }
     struct kvist_attachment *attachment = &session->attachments[ordinal];
     struct kvist_store_pool *pool = attachment->pool;
+    kvist_roster_drop_attachment(session, ordinal);
     drop_grants(session, ordinal);
     kvist_promote_forget_holds(session->store, attachment->serial);
     pool->session_count--;
@@ -243,12 +264,13 @@ static void close_loan(struct kvist_store_process *process, uint32_t ordinal)
             kvist_arena_unlend(pool, segment);
         }
     }
+    kvist_roster_set_loan(process, ordinal, false);
     free(loan->lent);
     free(loan->told);
     *loan = (struct kvist_loan){.lent = NULL};
     /* It, or another process in its place, may come again, and has mapped nothing then. */
     memset(attachment->mapped, 0, pool->segment_max * sizeof(attachment->mapped[0]));
-    settle_attachment(process->session, ordinal);
+    kvist_session_settle(process->session, ordinal);
 }
 
 void kvist_store_process_close(struct kvist_store_process **process)
@@ -262,15 +284,32 @@ void kvist_store_process_close(struct kvist_store_process **process)
     for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
         kvist_store_detach(old, ordinal);
     }
-    for (uint32_t index = 0; index < KVIST_PROCESSES_MAX; index++) {
-        if (session->processes[index] == old) {
-            session->processes[index] = NULL;
-        }
-    }
+    session->processes[old->index] = NULL;
     session->store->process_count--;
+    if (old->serial != 0) {
+        kvist_roster_drop_process(old);
+        kvist_roster_forget(session->store, KVIST_KEPT_PIDFD, old->serial);
+    }
+    if (old->pidfd >= 0) {
+        (void)close(old->pidfd);
+    }
     old->magic = 0;
     free(old);
     *process = NULL;
+}
+
+enum kvist_status
+kvist_store_process_watch(struct kvist_store_process *process, uint32_t pid, int pidfd)
+{
+    KVIST_CHECK(process->magic == PROCESS_MAGIC && process->serial == 0);
+    struct kvist_store *store = process->session->store;
+    uint32_t serial = kvist_roster_serial(store);
+    enum kvist_status status = kvist_roster_keep(store, KVIST_KEPT_PIDFD, serial, pidfd);
+    if (status == KVIST_OK) {
+        process->serial = serial;
+        kvist_roster_put_process(process, pid);
+    }
+    return status;
 }
 
 void kvist_store_process_set_ctx(struct kvist_store_process *process, void *ctx)
@@ -321,7 +360,7 @@ static enum kvist_status add_attachment(struct kvist_store_session *session,
     }
     struct kvist_attachment attachment = {
         .pool = pool,
-        .serial = session->store->serial_next++,
+        .serial = kvist_roster_serial(session->store),
         .target = KVIST_GRANT_START,
         .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
     };
@@ -371,7 +410,7 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
     if (status == KVIST_OK) {
         status = open_loan(&process->loans[ordinal], pool);
         if (status != KVIST_OK) {
-            settle_attachment(session, ordinal);
+            kvist_session_settle(session, ordinal);
         }
     }
     if (status != KVIST_OK) {
@@ -388,6 +427,8 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
         pool->writer_count++;
         session->store->writer_count++;
     }
+    kvist_roster_put_attachment(session, ordinal);
+    kvist_roster_set_loan(process, ordinal, true);
     if (process->schedules) {
         attachment->target = KVIST_GRANT_START;
         attachment->rests_until_us = 0;
@@ -600,12 +641,14 @@ static void give(struct kvist_store_session *session, uint32_t ordinal, uint32_t
     session->tickets[ticket] =
         (struct kvist_ticket){.slot = slot, .ordinal = (uint8_t)ordinal};
     struct kvist_slot *info = &pool->slots[slot];
-    info->reservation = store->reservation_next++;
+    info->reservation = kvist_roster_reservation(store);
     info->ticket = (uint16_t)ticket;
     info->session = (uint16_t)session->index;
     struct kvist_slot_entry *entry = &pool->map.slots[slot];
-    atomic_store_explicit(&entry->reservation, info->reservation, memory_order_relaxed);
     atomic_store_explicit(&entry->session, session->index, memory_order_relaxed);
+    atomic_store_explicit(&entry->ticket, ticket, memory_order_relaxed);
+    /* Last: a slot that is GRANTED without it was told to nobody. */
+    atomic_store_explicit(&entry->reservation, info->reservation, memory_order_release);
     attachment->granted_count++;
     session->granted_count++;
     store->stats.grants_total++;

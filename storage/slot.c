@@ -59,6 +59,32 @@ void kvist_slot_add_segment(struct kvist_store_pool *pool, struct kvist_segment 
     }
 }
 
+void kvist_slot_adopt(struct kvist_store_pool *pool, uint32_t slot, enum kvist_slot_state state)
+{
+    struct kvist_segment *segment = kvist_slot_segment(pool, slot);
+    struct kvist_slot *info = &pool->slots[slot];
+    struct kvist_slot_entry *entry = &pool->map.slots[slot];
+    if (state == KVIST_SLOT_FREE) {
+        atomic_store_explicit(&entry->flags, 0, memory_order_relaxed);
+    }
+    if (state != KVIST_SLOT_GRANTED) {
+        atomic_store_explicit(&entry->reservation, 0, memory_order_relaxed);
+    }
+    atomic_store_explicit(&entry->entry, info->entry, memory_order_relaxed);
+    pool->states[slot] = (uint8_t)state;
+    pool->counts[state]++;
+    segment->counts[state]++;
+    atomic_store_explicit(&entry->state, (uint32_t)state, memory_order_release);
+    if (state == KVIST_SLOT_FREE) {
+        push_free(pool, slot);
+    } else if (state == KVIST_SLOT_READY) {
+        pool->block_bytes_ready += kvist_slot_block_bytes(pool, slot);
+    } else if (state == KVIST_SLOT_RETIRED) {
+        info->next = pool->retired_head;
+        pool->retired_head = slot;
+    }
+}
+
 void kvist_slot_remove_segment(struct kvist_store_pool *pool, struct kvist_segment *segment)
 {
     KVIST_CHECK(segment->life == KVIST_LIFE_DRAINING);

@@ -4,14 +4,11 @@
 #include "proto/base/clock.h"
 #include "storage/internal.h"
 
-#include <errno.h>
 #include <stdlib.h>
-#include <sys/random.h>
 
-#define DUTY_THREADS    2U
-#define JOBS_PER_TURN   64U
-#define CHECKSUM_MAX    (KVIST_SUMS_MAX / 4)
-#define RANDOM_ID_SHIFT 2U /* leaves room to count up */
+#define DUTY_THREADS  2U
+#define JOBS_PER_TURN 64U
+#define CHECKSUM_MAX  (KVIST_SUMS_MAX / 4)
 
 static enum kvist_status check_options(const struct kvist_store_options *options,
                                        struct kvist_error *err)
@@ -92,18 +89,15 @@ enum kvist_status kvist_store_open(const struct kvist_store_options *options,
     }
     store->magic = STORE_MAGIC;
     store->options = *options;
-    store->serial_next = 1;
+    store->roster_fd = -1;
     store->now_us = kvist_clock_now_us();
-    uint64_t random = 0;
-    if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
-        status = kvist_error_set_errno(err, errno, "getrandom", "no randomness for the store");
-        goto close_store;
-    }
-    store->reservation_first = (random >> RANDOM_ID_SHIFT) + 1;
-    store->reservation_next = store->reservation_first;
     status = allocate(store);
     if (status != KVIST_OK) {
         (void)kvist_error_set(err, status, 0, "store", "no memory for the store's queues");
+        goto close_store;
+    }
+    status = kvist_adopt(store, err);
+    if (status != KVIST_OK) {
         goto close_store;
     }
     status = start_workers(store, err);
@@ -118,8 +112,43 @@ enum kvist_status kvist_store_open(const struct kvist_store_options *options,
     return KVIST_OK;
 
 close_store:
+    kvist_store_leave(store); /* the next one may have better luck */
     kvist_store_close(&store);
     return status;
+}
+
+static void stop_threads(struct kvist_store *store)
+{
+    store->closing = true;
+    store->stop = true;
+    kvist_workers_destroy(&store->hands);
+    kvist_workers_destroy(&store->duty);
+    kvist_workers_destroy(&store->idle);
+    kvist_spill_turn_save(store);
+    kvist_tier_close(&store->tier);
+    kvist_block_turn_clears(store);
+}
+
+void kvist_store_make_private(struct kvist_store *store)
+{
+    bool good = kvist_roster_leave(store, NULL) == KVIST_OK;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        good = (store->pools[index] == NULL ||
+                kvist_map_leave(&store->pools[index]->map, NULL) == KVIST_OK) &&
+               good;
+    }
+    KVIST_CHECK(good); /* no memory even for a mapping */
+}
+
+void kvist_store_leave(struct kvist_store *store)
+{
+    if (store == NULL || store->options.keeper.keep == NULL || store->roster == NULL) {
+        return;
+    }
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    stop_threads(store);
+    kvist_store_make_private(store);
+    store->left = true;
 }
 
 void kvist_store_close(struct kvist_store **store)
@@ -129,14 +158,7 @@ void kvist_store_close(struct kvist_store **store)
     }
     struct kvist_store *old = *store;
     KVIST_CHECK(old->magic == STORE_MAGIC);
-    old->closing = true;
-    old->stop = true;
-    kvist_workers_destroy(&old->hands);
-    kvist_workers_destroy(&old->duty);
-    kvist_workers_destroy(&old->idle);
-    kvist_spill_turn_save(old);
-    kvist_tier_close(&old->tier);
-    kvist_block_turn_clears(old);
+    stop_threads(old);
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
         kvist_store_session_close(&old->sessions[index]);
     }
@@ -144,6 +166,10 @@ void kvist_store_close(struct kvist_store **store)
         kvist_pool_destroy(&old->pools[index]);
     }
     KVIST_CHECK(old->used_bytes == 0 && old->populated_bytes == 0 && old->draining_bytes == 0);
+    if (old->roster != NULL) {
+        kvist_roster_forget(old, KVIST_KEPT_ROSTER, 0);
+        kvist_roster_fini(old);
+    }
     free(old->holds);
     free(old->loads);
     kvist_spill_fini(old);
@@ -194,10 +220,27 @@ static void turn_sessions(struct kvist_store *store)
     }
 }
 
+uint64_t kvist_store_instance(const struct kvist_store *store)
+{
+    return store->roster->instance;
+}
+
+void kvist_store_kept(struct kvist_store *store, uint64_t count)
+{
+    KVIST_CHECK(count <= store->keep_count);
+    store->kept_count = count;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        if (store->pools[index] != NULL) {
+            kvist_arena_kept(store->pools[index]);
+        }
+    }
+}
+
 bool kvist_store_turn(struct kvist_store *store, uint64_t now_us)
 {
     KVIST_CHECK(store->magic == STORE_MAGIC);
     store->now_us = now_us;
+    store->roster->adopts = 0; /* this one lives */
     bool more = kvist_workers_turn(store->idle, JOBS_PER_TURN) == JOBS_PER_TURN;
     more = kvist_workers_turn(store->duty, JOBS_PER_TURN) == JOBS_PER_TURN || more;
     more = kvist_workers_turn(store->hands, JOBS_PER_TURN) == JOBS_PER_TURN || more;

@@ -18,6 +18,11 @@
  *             beside more. Always at least 4, at first at most 256, doubled when half is used up
  *             within a second; KVIST_GRANTS_MAX a session. What is granted stays granted: a
  *             session that is stopped keeps no more than its bound was
+ * Restart     with a keeper, maps, segments, pages, pidfds and the roster (roster.h) outlive this
+ *             process. The next store is given them, believes nothing of them that it has not
+ *             checked, and goes on: same instance, sessions, ordinals, grants, leases, blocks. It
+ *             adopts all or nothing: when something is missing that a living process may still use,
+ *             everything is let go, and the instance is another one.
  * Ownership   fds and pointers handed out are borrowed and live as long as their object
  * Limits      limits.h; nothing here allocates on the path of commit, return, touch and eviction
  * Invariants  every slot is in exactly one state; FREE + GRANTED + READY + RETIRED + LOADING ==
@@ -82,6 +87,20 @@ struct kvist_store_events {
     void (*promoted)(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count);
 };
 
+/* Has fds outlive this process. Both NULL: nothing does. Called with the options' ctx. */
+struct kvist_store_keeper {
+    /* Keep a duplicate of fd; name: a letter and up to 8 hex digits, unique.
+       NO_SPACE: no more can be kept. */
+    enum kvist_status (*keep)(void *ctx, const char *name, int fd);
+    void (*forget)(void *ctx, const char *name);
+};
+
+/* An fd that an earlier process had kept. */
+struct kvist_kept_fd {
+    char name[16];
+    int fd; /* the store takes it over: -1 afterwards */
+};
+
 enum kvist_admission {
     KVIST_ADMIT_EVICTED, /* spill what is evicted from DRAM, and what is hot at a save */
     KVIST_ADMIT_ALL,     /* write every block behind its commit */
@@ -96,6 +115,10 @@ struct kvist_store_options {
     const struct kvist_tier_options *tier; /* path, sizes, threads; events are the store's own.
                                               NULL: no NVMe */
     struct kvist_store_events events;
+    struct kvist_store_keeper keeper;
+    struct kvist_kept_fd
+        *kept; /* [kept_count] taken over by kvist_store_open(), whatever it says */
+    size_t kept_count;
     void *ctx;
 };
 
@@ -159,6 +182,40 @@ KVIST_MUST_USE enum kvist_status kvist_store_open(const struct kvist_store_optio
                                                   struct kvist_store **store_out,
                                                   struct kvist_error *err);
 
+/** Of the arena: random, and the same as before when it was adopted. */
+uint64_t kvist_store_instance(const struct kvist_store *store);
+
+/** The first `count` fds that were handed to keep() are safe: segments among them are lent. */
+void kvist_store_kept(struct kvist_store *store, uint64_t count);
+
+/* What became of what was kept. */
+struct kvist_adoption {
+    bool adopted;
+    uint32_t pools;
+    uint32_t sessions;
+    uint32_t segments;
+    uint64_t blocks;
+    uint64_t bytes;          /* of blocks */
+    uint64_t blocks_dropped; /* index entries that did not check out; all on NVMe come back later */
+    uint64_t released_bytes; /* of segments that were let go; engines may still map them */
+    uint64_t took_us;
+    char why[120]; /* not adopted: what was wrong; "" when nothing was kept */
+};
+void kvist_store_adoption(const struct kvist_store *store, struct kvist_adoption *adoption_out);
+
+/** Segments that an arena of this size is cut into at most. */
+uint64_t kvist_store_segments_max(uint64_t arena_bytes);
+
+/** The arena_bytes of the store that has kept these fds; 0: they do not say. Borrows them. */
+uint64_t kvist_store_kept_arena(const struct kvist_kept_fd *kept, size_t kept_count);
+
+/**
+ * Stop without undoing: ends workers and tier, and makes what is shared private, so that what
+ * closing does from here on is seen by nobody and the next store finds all as it was. Needs a
+ * keeper; else it does nothing.
+ */
+void kvist_store_leave(struct kvist_store *store);
+
 /** Close; sessions and pools go with it. Does not save: see kvist_store_save(). NULL is fine. */
 void kvist_store_close(struct kvist_store **store);
 
@@ -186,6 +243,17 @@ KVIST_MUST_USE enum kvist_status kvist_store_session_open(struct kvist_store *st
                                                           struct kvist_store_session **session_out,
                                                           struct kvist_error *err);
 
+/* Who a session is, as the daemon knows it. */
+struct kvist_store_about {
+    uint32_t uid;
+    char tenant[KVIST_TENANT_BYTES_MAX + 1];
+    char name[KVIST_NAME_BYTES_MAX + 1];
+};
+
+/** From here on the session outlives this process, with those of its processes that are watched. */
+void kvist_store_session_describe(struct kvist_store_session *session,
+                                  const struct kvist_store_about *about);
+
 /** Take back leases, grants and holds; closes its processes. Only when all of them have ended. */
 void kvist_store_session_close(struct kvist_store_session **session);
 
@@ -209,6 +277,35 @@ KVIST_MUST_USE enum kvist_status kvist_store_process_open(struct kvist_store_ses
                                                           void *ctx,
                                                           struct kvist_store_process **process_out,
                                                           struct kvist_error *err);
+
+/**
+ * Keep the pidfd (borrowed) that says when the process has ended, and with it the process.
+ * To be called before it is lent anything. NO_SPACE: no more fds can be kept.
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_store_process_watch(struct kvist_store_process *process, uint32_t pid, int pidfd);
+
+/* A session that was adopted, for the daemon to watch. */
+struct kvist_store_adopted {
+    struct kvist_store_session *session;
+    uint8_t id[16];
+    uint32_t rank_count;
+    struct kvist_store_about about;
+    size_t process_count;
+    struct {
+        struct kvist_store_process *process;
+        bool schedules;
+        bool maps_segments;
+        uint32_t rank;
+        uint32_t pid;
+        int pidfd; /* borrowed; duplicate it */
+    } processes[KVIST_RANKS_MAX + 1];
+};
+
+/** @param place  0 to KVIST_SESSIONS_MAX - 1; @return false: no adopted session there */
+bool kvist_store_adopted(const struct kvist_store *store,
+                         uint32_t place,
+                         struct kvist_store_adopted *adopted_out);
 
 /** The process has ended: its mappings are gone. */
 void kvist_store_process_close(struct kvist_store_process **process);

@@ -29,7 +29,7 @@
  *             changed: busy. A busy read is tried again a few times, then it is a miss. If a reader
  *             saw a field of a newer write, the two fences make the newer odd sequence visible to
  *             its second load, so a torn entry is never believed. A writer that died within a write
- *             leaves the entry odd: a miss for ever, dropped at the next start.
+ *             leaves the entry odd: a miss, until the next daemon adopts the map and drops it.
  *   Lease against eviction: store buffering (Dekker) resolved by two sequentially consistent
  *     fences, one on either side.
  *     engine: write the lease record; FENCE; read the entry again and the map's `moved` flag.
@@ -134,7 +134,8 @@ struct kvist_slot_entry {
     _Atomic uint64_t pool_generation; /* of the pool when the slot left FREE */
     _Atomic uint32_t entry;           /* where it is published in the index, or KVIST_ENTRY_NONE */
     _Atomic uint32_t session;         /* ordinal of the session that holds the grant */
-    uint64_t reserved;
+    _Atomic uint32_t ticket;          /* GRANTED: of that session; the daemon's own note */
+    uint32_t reserved;
 };
 _Static_assert(sizeof(struct kvist_slot_entry) == 64, "slot entry is a cache line");
 

@@ -96,6 +96,32 @@ enum kvist_status kvist_memfd_map(
     return KVIST_OK;
 }
 
+enum kvist_status kvist_memfd_check_own(int fd, uint64_t bytes, struct kvist_error *err)
+{
+    uint64_t found = 0;
+    enum kvist_status status = kvist_memfd_check(fd, &found, err);
+    if (status == KVIST_OK &&
+        (found != bytes || (fcntl(fd, F_GET_SEALS) & MEMFD_SEALS) != MEMFD_SEALS)) {
+        status = kvist_error_set(err,
+                                 KVIST_CORRUPT,
+                                 0,
+                                 "memfd",
+                                 "shared memory of %llu bytes, not %llu, or not sealed",
+                                 (unsigned long long)found,
+                                 (unsigned long long)bytes);
+    }
+    return status;
+}
+
+enum kvist_status
+kvist_memfd_make_private(int fd, void *map, uint64_t bytes, struct kvist_error *err)
+{
+    void *again =
+        mmap(map, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd, 0);
+    return again == map ? KVIST_OK
+                        : kvist_error_set_errno(err, errno, "mmap", "cannot copy shared memory");
+}
+
 void kvist_memfd_unmap(void **map, uint64_t bytes)
 {
     if (*map != NULL) {

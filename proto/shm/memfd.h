@@ -58,6 +58,20 @@ KVIST_MUST_USE enum kvist_status kvist_memfd_map(int fd,
                                                  void **map_out,
                                                  struct kvist_error *err);
 
+/**
+ * Check that an fd is a memfd of exactly so many bytes with the seals of kvist_memfd_create():
+ * CORRUPT when not.
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_check_own(int fd, uint64_t bytes, struct kvist_error *err);
+
+/**
+ * Turn a shared writable mapping into a private copy: what is written from here on stays in this
+ * process.
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_make_private(int fd, void *map, uint64_t bytes, struct kvist_error *err);
+
 /** Unmap; NULL is fine. Sets the pointer to NULL. */
 void kvist_memfd_unmap(void **map, uint64_t bytes);
 

@@ -155,7 +155,7 @@ class Garbage(harness.Case):
                                ({2: 3}, wire.VERSION), ({2: 0xFFFFFFFF}, wire.VERSION)):
             with self.subTest(values=values):
                 peer = self.peer(greet=False)
-                peer.send(wire.HELLO, {1: 1, 2: 1, 3: 1, 4: 0, **values}, 1)
+                peer.send(wire.HELLO, {1: 1, 2: 1, 3: 2, 4: 0, **values}, 1)
                 self.assert_ends(peer, status, "update the older")
         peer = self.peer(greet=False)
         peer.send(wire.HELLO, {1: 1, 2: 1, 3: 99, 4: wire.ENGINE, 5: SESSION, 7: 1}, 1)
@@ -470,7 +470,7 @@ sys.stdin.readline()
         daemon = self.start()
         with wire.Peer(daemon.socket) as one, wire.Peer(daemon.socket) as other:
             one.hello(wire.WORKER, SESSION, 0, 2).close()
-            other.send(wire.HELLO, {1: 1, 3: 1, 4: wire.WORKER, 5: SESSION, 6: 1, 7: 3}, 1)
+            other.send(wire.HELLO, {1: 1, 3: 2, 4: wire.WORKER, 5: SESSION, 6: 1, 7: 3}, 1)
             self.assert_ends(other, wire.INVALID, "ranks")
         self.assert_serves(daemon)
 

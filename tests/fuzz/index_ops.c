@@ -140,7 +140,7 @@ static void evict(struct kvist_fuzz_input *input)
     }
 }
 
-static void moving(void *ctx, const struct kvist_map *map, struct kvist_map *next)
+static bool moving(void *ctx, const struct kvist_map *map, struct kvist_map *next)
 {
     (void)ctx;
     KVIST_FUZZ_REQUIRE(map->carried == map->capacity && next->live == map->live);
@@ -152,6 +152,7 @@ static void moving(void *ctx, const struct kvist_map *map, struct kvist_map *nex
         memcpy(key, words, sizeof(key));
         rig.keys[number].position = kvist_map_find(next, key, &found);
     }
+    return true;
 }
 
 static void grow(uint32_t step_max)

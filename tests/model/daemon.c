@@ -70,8 +70,11 @@ void kvist_daemon_open(void)
     const struct kvist_world *world = kvist_world_get();
     side.store = calloc(1, sizeof(*side.store));
     side.session = calloc(1, sizeof(*side.session));
+    side.store->roster = calloc(1, sizeof(*side.store->roster));
     side.next = calloc(1, world->map->map_bytes);
-    KVIST_TEST_FATAL(side.store != NULL && side.session != NULL && side.next != NULL);
+    KVIST_TEST_FATAL(side.store != NULL && side.session != NULL && side.next != NULL &&
+                     side.store->roster != NULL);
+    side.store->roster_fd = -1;
     side.store->magic = STORE_MAGIC;
     side.store->options.checksum_threads = 1;
     KVIST_TEST_FATAL(kvist_spill_init(side.store) == KVIST_OK);
@@ -112,6 +115,7 @@ void kvist_daemon_close(void)
     free(side.next);
     kvist_spill_fini(side.store);
     free(side.session);
+    kvist_roster_fini(side.store);
     free(side.store);
 }
 
@@ -178,7 +182,7 @@ void kvist_daemon_begin(void)
     }
     side.pool.counts[KVIST_SLOT_READY] = KVIST_WORLD_SLOTS;
     side.segment.counts[KVIST_SLOT_READY] = KVIST_WORLD_SLOTS;
-    side.store->reservation_next = KVIST_WORLD_GRANT + 1;
+    side.store->roster->reservation_next = KVIST_WORLD_GRANT + 1;
     side.store->sum_queue.head = side.store->sum_queue.tail;
     side.store->sums_active = 0;
     side.store->sum_free = &side.store->sums[0];

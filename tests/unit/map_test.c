@@ -156,13 +156,14 @@ static uint32_t find_in(const struct kvist_map *which, uint64_t number)
 static uint32_t positions_told[SLOT_MAX];
 static uint32_t moving_count;
 
-static void note_positions(void *ctx, const struct kvist_map *from, struct kvist_map *next)
+static bool note_positions(void *ctx, const struct kvist_map *from, struct kvist_map *next)
 {
     KVIST_TEST_TRUE(ctx == &map && from == &map);
     for (uint32_t number = 0; number < SLOT_MAX; number++) {
         positions_told[number] = find_in(next, number);
     }
     moving_count++;
+    return true;
 }
 
 static void growth_keeps_all_and_says_moved(void)

@@ -9,6 +9,6 @@
 
 #define KVIST_WIRE_MAJOR     1U
 #define KVIST_WIRE_MINOR     1U
-#define KVIST_LAYOUT_VERSION 1U
+#define KVIST_LAYOUT_VERSION 2U
 
 #endif

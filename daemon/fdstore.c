@@ -1,0 +1,194 @@
+#include "daemon/fdstore.h"
+
+#include "proto/base/clock.h"
+#include "proto/base/fault.h"
+#include "proto/base/log.h"
+
+#include <systemd/sd-daemon.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PATIENCE_US 10000000U /* the manager answers a barrier in less, or the log says so */
+
+/* --- Start ----------------------------------------------------------------------------------- */
+
+void kvist_fdstore_init(struct kvist_fdstore *fdstore)
+{
+    *fdstore = (struct kvist_fdstore){.barrier_fd = -1};
+    const char *manager = getenv("NOTIFY_SOCKET"); /* NOLINT(concurrency-mt-unsafe): no threads */
+    const char *max = getenv("FDSTORE");           /* NOLINT(concurrency-mt-unsafe): no threads */
+    if (manager != NULL && max != NULL) {
+        unsigned long count = strtoul(max, NULL, 10);
+        fdstore->max = count < KVIST_FDSTORE_MAX ? (uint32_t)count : KVIST_FDSTORE_MAX;
+    }
+}
+
+bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd)
+{
+    struct kvist_kept_fd kept = {.fd = fd};
+    if (fdstore->max == 0 || strlen(name) >= sizeof(kept.name) ||
+        strspn(name + (name[0] != '\0'), "0123456789abcdef") + 1 != strlen(name) ||
+        sd_is_socket(fd, AF_UNSPEC, 0, -1) > 0) {
+        return false;
+    }
+    struct kvist_kept_fd *more =
+        realloc(fdstore->passed, (fdstore->passed_count + 1) * sizeof(*more));
+    if (more == NULL) {
+        return false;
+    }
+    memcpy(kept.name, name, strlen(name) + 1);
+    fdstore->passed = more;
+    fdstore->passed[fdstore->passed_count++] = kept;
+    fdstore->count++;
+    return true;
+}
+
+uint64_t kvist_fdstore_passed_bytes(const struct kvist_fdstore *fdstore)
+{
+    uint64_t bytes = 0;
+    for (size_t index = 0; index < fdstore->passed_count; index++) {
+        struct stat info;
+        if (fdstore->passed[index].fd >= 0 && fstat(fdstore->passed[index].fd, &info) == 0) {
+            bytes += (uint64_t)info.st_blocks * 512;
+        }
+    }
+    return bytes;
+}
+
+enum kvist_status kvist_fdstore_fit(const struct kvist_fdstore *fdstore,
+                                    uint64_t segments,
+                                    struct kvist_error *err)
+{
+    if (fdstore->max == 0 || segments + KVIST_FDSTORE_SPARE <= fdstore->max) {
+        return KVIST_OK;
+    }
+    return kvist_error_set(err,
+                           KVIST_INVALID,
+                           0,
+                           "fdstore",
+                           "an arena of this size has up to %llu segments, which with %u fds more "
+                           "do not fit the %u that the service manager keeps: raise "
+                           "FileDescriptorStoreMax= and FDSTORE= (up to %u), or lower "
+                           "memory.arena_bytes",
+                           (unsigned long long)segments,
+                           KVIST_FDSTORE_SPARE,
+                           fdstore->max,
+                           KVIST_FDSTORE_MAX);
+}
+
+void kvist_fdstore_start(struct kvist_fdstore *fdstore,
+                         struct event_base *base,
+                         void (*kept)(void *ctx, uint64_t safe),
+                         void *ctx)
+{
+    fdstore->base = base;
+    fdstore->kept = kept;
+    fdstore->ctx = ctx;
+}
+
+/* --- Storing --------------------------------------------------------------------------------- */
+
+enum kvist_status kvist_fdstore_keep(struct kvist_fdstore *fdstore, const char *name, int fd)
+{
+    char text[64];
+    if (fdstore->count >= fdstore->max) {
+        return KVIST_NO_SPACE;
+    }
+    (void)snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
+    int sent = kvist_fault_point("fdstore.keep")
+                   ? -ENOBUFS
+                   : sd_pid_notify_with_fds(0, 0, text, &fd, 1);
+    if (sent <= 0) {
+        kvist_log(KVIST_LOG_WARN, "cannot store an fd errno=%d action=retried", -sent);
+        return KVIST_NO_SPACE;
+    }
+    fdstore->count++;
+    fdstore->keeps++;
+    return KVIST_OK;
+}
+
+void kvist_fdstore_forget(struct kvist_fdstore *fdstore, const char *name)
+{
+    if (fdstore->max > 0) {
+        (void)sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+        fdstore->count -= fdstore->count > 0;
+    }
+}
+
+/* --- Barriers -------------------------------------------------------------------------------- */
+
+static void end_barrier(struct kvist_fdstore *fdstore)
+{
+    if (fdstore->barrier != NULL) {
+        event_free(fdstore->barrier);
+        fdstore->barrier = NULL;
+    }
+    if (fdstore->barrier_fd >= 0) {
+        (void)close(fdstore->barrier_fd);
+        fdstore->barrier_fd = -1;
+    }
+}
+
+/* The manager has closed its end: all that was sent before is stored. */
+static void on_barrier(evutil_socket_t fd, short what, void *ctx)
+{
+    (void)fd;
+    (void)what;
+    struct kvist_fdstore *fdstore = ctx;
+    end_barrier(fdstore);
+    fdstore->safe = fdstore->asked;
+    fdstore->complained = false;
+    fdstore->kept(fdstore->ctx, fdstore->safe);
+    kvist_fdstore_turn(fdstore);
+}
+
+static void complain(struct kvist_fdstore *fdstore)
+{
+    if (!fdstore->complained && kvist_clock_now_us() - fdstore->asked_us > PATIENCE_US) {
+        fdstore->complained = true;
+        kvist_log(KVIST_LOG_WARN,
+                  "the service manager does not confirm stored fds, memory is not lent "
+                  "meanwhile fds=%llu",
+                  (unsigned long long)(fdstore->keeps - fdstore->safe));
+    }
+}
+
+void kvist_fdstore_turn(struct kvist_fdstore *fdstore)
+{
+    int ends[2];
+    if (fdstore->barrier_fd >= 0) {
+        complain(fdstore);
+        return;
+    }
+    if (fdstore->keeps == fdstore->safe || fdstore->base == NULL ||
+        pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+        return; /* no fds for a pipe: the next turn may have */
+    }
+    fdstore->barrier_fd = ends[0];
+    fdstore->asked = fdstore->keeps;
+    fdstore->asked_us = kvist_clock_now_us();
+    fdstore->barrier = event_new(fdstore->base, ends[0], EV_READ, on_barrier, fdstore);
+    if (fdstore->barrier == NULL || event_add(fdstore->barrier, NULL) != 0 ||
+        sd_pid_notify_with_fds(0, 0, "BARRIER=1", &ends[1], 1) <= 0) {
+        end_barrier(fdstore);
+    }
+    (void)close(ends[1]);
+}
+
+void kvist_fdstore_fini(struct kvist_fdstore *fdstore)
+{
+    end_barrier(fdstore);
+    for (size_t index = 0; index < fdstore->passed_count; index++) {
+        if (fdstore->passed[index].fd >= 0) {
+            (void)close(fdstore->passed[index].fd);
+        }
+    }
+    free(fdstore->passed);
+    fdstore->passed = NULL;
+    fdstore->passed_count = 0;
+}

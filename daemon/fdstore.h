@@ -1,0 +1,73 @@
+/*
+ * fdstore - the service manager's file descriptor store, as the store's keeper.
+ *
+ * Role        takes the fds that the manager passes at start; hands it those that are to outlive
+ *             kvistd; learns by barriers which are safe. Knows nothing of what they are.
+ * There is    a store when the manager says how many fds it takes: $FDSTORE (systemd 254 and newer
+ *             set it, kvistd.service sets it for older ones). Without, every call does nothing.
+ * Counting    what does not fit vanishes silently in systemd, so that it is counted here
+ * Ownership   fds passed at start are this object's until the store takes them over
+ * Threads     loop; nothing waits for the manager
+ * Limits      KVIST_FDSTORE_MAX fds, names of up to 12 bytes: 2,000 long names overflow
+ *             LISTEN_FDNAMES, and the unit fails for good
+ * Source      sd_pid_notify_with_fds(3), sd_notify_barrier(3), sd_listen_fds(3)
+ */
+#ifndef KVIST_DAEMON_FDSTORE_H
+#define KVIST_DAEMON_FDSTORE_H
+
+#include "storage/store.h"
+
+#include <event2/event.h>
+
+#define KVIST_FDSTORE_MAX   1024U
+#define KVIST_FDSTORE_SPARE 256U /* for pool maps, session pages and pidfds */
+
+struct kvist_fdstore {
+    uint32_t max;      /* 0: there is none */
+    uint32_t count;    /* stored now */
+    uint64_t keeps;    /* since the start */
+    uint64_t asked;    /* keeps that the barrier under way stands behind */
+    uint64_t safe;     /* keeps that a barrier has come back for */
+    uint64_t asked_us; /* when */
+    bool complained;
+    int barrier_fd; /* -1: none under way */
+    struct event *barrier;
+    struct event_base *base;
+    void (*kept)(void *ctx, uint64_t safe);
+    void *ctx;
+    struct kvist_kept_fd *passed; /* [passed_count] */
+    size_t passed_count;
+};
+
+/** Find out whether there is a store. */
+void kvist_fdstore_init(struct kvist_fdstore *fdstore);
+
+/** @return whether an fd that was passed at start came from the store; it is taken over then. */
+bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd);
+
+/** Bytes of memory in the passed fds. */
+uint64_t kvist_fdstore_passed_bytes(const struct kvist_fdstore *fdstore);
+
+/** INVALID: so many segments do not fit. */
+KVIST_MUST_USE enum kvist_status kvist_fdstore_fit(const struct kvist_fdstore *fdstore,
+                                                   uint64_t segments,
+                                                   struct kvist_error *err);
+
+/** Begin to tell `kept` what is safe. */
+void kvist_fdstore_start(struct kvist_fdstore *fdstore,
+                         struct event_base *base,
+                         void (*kept)(void *ctx, uint64_t safe),
+                         void *ctx);
+
+/** Store a duplicate of fd. NO_SPACE: it would not fit. */
+KVIST_MUST_USE enum kvist_status
+kvist_fdstore_keep(struct kvist_fdstore *fdstore, const char *name, int fd);
+void kvist_fdstore_forget(struct kvist_fdstore *fdstore, const char *name);
+
+/** Ask for a barrier when something was stored since the last. To be called after each turn. */
+void kvist_fdstore_turn(struct kvist_fdstore *fdstore);
+
+/** Close what is open here; what is stored stays. */
+void kvist_fdstore_fini(struct kvist_fdstore *fdstore);
+
+#endif

@@ -1,0 +1,767 @@
+/*
+ * adopt - taking over what an earlier store has left.
+ *
+ * Role        finds the roster among the kept fds, checks everything that a living process may
+ *             still use, and builds pools, sessions and slots from it; or lets all of it go.
+ * Believed    the roster and the maps are written by daemons alone, but checked like a peer's;
+ *             of a session page nothing but what page.c reads anyway, with the geometry that the
+ *             roster knows.
+ * A slot is   READY when exactly one whole index entry names it with its generation, and the pool's
+ *             generation is its own; else GRANTED when the map says so and its session lives; else
+ *             FREE when the map says so; else RETIRED, and free once no lease names it
+ * NVMe        entries of blocks that are on NVMe are dropped, and come back when the tier reads its
+ *             index: so none is believed that the tier does not have
+ * Cost        O(slots + index); no block is touched
+ */
+#include "proto/base/clock.h"
+#include "proto/shm/memfd.h"
+#include "storage/internal.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CLASHED (KVIST_ENTRY_NONE - 1) /* as slot.entry: two entries named it */
+
+struct kept {
+    char kind; /* 0: no name of ours */
+    uint32_t serial;
+    bool taken;
+};
+
+struct adopter {
+    struct kvist_store *store;
+    struct kvist_kept_fd *fds;
+    struct kept *kept; /* [count] what the fds' names say */
+    size_t count;
+    bool lives[KVIST_SESSIONS_MAX][KVIST_PROCESSES_MAX];
+    bool session_lives[KVIST_SESSIONS_MAX];
+};
+
+/* --- Kept fds -------------------------------------------------------------------------------- */
+
+static struct kept parse_name(const char *name)
+{
+    struct kept kept = {.kind = 0};
+    char *end = NULL;
+    unsigned long serial = strtoul(name + 1, &end, 16);
+    if (strchr("mspdr", name[0]) != NULL && name[0] != '\0' && name[1] != '\0' && *end == '\0' &&
+        serial <= UINT32_MAX) {
+        kept.kind = name[0];
+        kept.serial = (uint32_t)serial;
+    }
+    return kept;
+}
+
+static size_t place_of(const struct adopter *adopter, enum kvist_kept_kind kind, uint32_t serial)
+{
+    size_t place = 0;
+    while (place < adopter->count &&
+           (adopter->kept[place].kind != (char)kind || adopter->kept[place].serial != serial)) {
+        place++;
+    }
+    return place;
+}
+
+/* The fd, or -1. Stays the adopter's. */
+static int look(const struct adopter *adopter, enum kvist_kept_kind kind, uint32_t serial)
+{
+    size_t place = place_of(adopter, kind, serial);
+    return place < adopter->count ? adopter->fds[place].fd : -1;
+}
+
+/* It is the store's now. */
+static void take(struct adopter *adopter, enum kvist_kept_kind kind, uint32_t serial)
+{
+    size_t place = place_of(adopter, kind, serial);
+    adopter->kept[place].taken = true;
+    adopter->fds[place].fd = -1;
+}
+
+/* Close, and have forgotten, what was not taken. */
+static void release(struct adopter *adopter)
+{
+    struct kvist_adoption *adoption = &adopter->store->adoption;
+    for (size_t place = 0; place < adopter->count; place++) {
+        struct kvist_kept_fd *kept = &adopter->fds[place];
+        struct stat info;
+        if (kept->fd >= 0) {
+            if (kept->name[0] == KVIST_KEPT_SEGMENT && fstat(kept->fd, &info) == 0) {
+                adoption->released_bytes += (uint64_t)info.st_blocks * 512;
+            }
+            (void)close(kept->fd);
+            kept->fd = -1;
+        }
+        size_t first = adopter->kept[place].kind == 0
+                           ? place
+                           : place_of(adopter,
+                                      (enum kvist_kept_kind)adopter->kept[place].kind,
+                                      adopter->kept[place].serial);
+        if (!adopter->kept[first].taken && adopter->store->options.keeper.forget != NULL) {
+            adopter->store->options.keeper.forget(adopter->store->options.ctx, kept->name);
+        }
+    }
+}
+
+static enum kvist_status refuse(struct kvist_error *err, const char *what)
+{
+    return kvist_error_set(err, KVIST_CORRUPT, 0, "adopt", "%s", what);
+}
+
+/* --- Checks ---------------------------------------------------------------------------------- */
+
+static uint32_t word(const _Atomic uint32_t *at)
+{
+    return atomic_load_explicit(at, memory_order_relaxed);
+}
+
+static bool is_text(const char *text, size_t size)
+{
+    return memchr(text, '\0', size) != NULL;
+}
+
+static const struct kvist_roster_pool *pool_record(const struct kvist_roster *roster,
+                                                   uint32_t serial)
+{
+    for (uint32_t index = 0; serial != 0 && index < KVIST_POOLS_MAX; index++) {
+        if (word(&roster->pools[index].serial) == serial) {
+            return &roster->pools[index];
+        }
+    }
+    return NULL;
+}
+
+static bool is_pidfd(int fd)
+{
+    char path[32];
+    char target[32] = "";
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    return fd >= 0 && readlink(path, target, sizeof(target) - 1) > 0 &&
+           strstr(target, "pidfd") != NULL;
+}
+
+/* Find out which processes live. */
+static enum kvist_status
+check_processes(struct adopter *adopter, uint32_t index, struct kvist_error *err)
+{
+    const struct kvist_roster_session *session = &adopter->store->roster->sessions[index];
+    uint32_t ranks = 0;
+    uint32_t schedulers = 0;
+    for (uint32_t place = 0; place < KVIST_PROCESSES_MAX; place++) {
+        const struct kvist_roster_process *process = &session->processes[place];
+        if (word(&process->serial) == 0) {
+            continue;
+        }
+        struct pollfd ended = {.fd = look(adopter, KVIST_KEPT_PIDFD, word(&process->serial)),
+                               .events = POLLIN};
+        if (!is_pidfd(ended.fd) || poll(&ended, 1, 0) < 0) {
+            return refuse(err, "a process cannot be watched, for its pidfd was not kept");
+        }
+        if (ended.revents != 0) {
+            continue;
+        }
+        uint32_t rank = process->maps_segments != 0 ? 1U << (process->rank % 32) : 0;
+        if ((process->maps_segments != 0 && process->rank >= session->rank_count) ||
+            (ranks & rank) != 0 || (schedulers > 0 && process->schedules != 0)) {
+            return refuse(err, "two processes of a session are in one place");
+        }
+        ranks |= rank;
+        schedulers += process->schedules != 0;
+        adopter->lives[index][place] = true;
+        adopter->session_lives[index] = true;
+    }
+    return KVIST_OK;
+}
+
+static bool is_attached(const struct adopter *adopter, uint32_t index, uint32_t ordinal)
+{
+    const struct kvist_roster_session *session = &adopter->store->roster->sessions[index];
+    bool attached = false;
+    for (uint32_t place = 0; place < KVIST_PROCESSES_MAX; place++) {
+        attached = attached || (adopter->lives[index][place] &&
+                                (word(&session->processes[place].loans) & (1U << ordinal)) != 0);
+    }
+    return attached;
+}
+
+static enum kvist_status
+check_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
+{
+    const struct kvist_roster *roster = adopter->store->roster;
+    const struct kvist_roster_session *session = &roster->sessions[index];
+    if (session->rank_count == 0 || session->rank_count > KVIST_RANKS_MAX ||
+        !is_text(session->about.tenant, sizeof(session->about.tenant)) ||
+        !is_text(session->about.name, sizeof(session->about.name))) {
+        return refuse(err, "the record of a session is broken");
+    }
+    enum kvist_status status = check_processes(adopter, index, err);
+    if (status != KVIST_OK || !adopter->session_lives[index]) {
+        return status;
+    }
+    if (look(adopter, KVIST_KEPT_PAGE, word(&session->serial)) < 0) {
+        return refuse(err, "the page of a living session was not kept");
+    }
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+        uint32_t pool = session->attachments[ordinal].pool_serial;
+        if (!is_attached(adopter, index, ordinal)) {
+            continue;
+        }
+        bool twice = false;
+        for (uint32_t other = 0; other < ordinal; other++) {
+            twice = twice || (is_attached(adopter, index, other) &&
+                              session->attachments[other].pool_serial == pool);
+        }
+        if (twice || word(&session->attachments[ordinal].serial) == 0 ||
+            pool_record(roster, pool) == NULL) {
+            return refuse(err, "a living session has a pool open that is not known");
+        }
+    }
+    return KVIST_OK;
+}
+
+/* A living session has it open. */
+static bool is_needed(const struct adopter *adopter, uint32_t pool_serial)
+{
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+            if (adopter->session_lives[index] && is_attached(adopter, index, ordinal) &&
+                adopter->store->roster->sessions[index].attachments[ordinal].pool_serial ==
+                    pool_serial) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* --- Pools ----------------------------------------------------------------------------------- */
+
+/* Map the pool's present map: the one that is not `moved`. */
+static enum kvist_status open_map(const struct adopter *adopter,
+                                  const struct kvist_roster_pool *record,
+                                  struct kvist_map *map_out,
+                                  struct kvist_error *err)
+{
+    uint32_t serial = word(&record->map_serial);
+    int fd = look(adopter, KVIST_KEPT_MAP, serial);
+    struct kvist_map map = {.fd = -1};
+    enum kvist_status status =
+        fd >= 0 ? kvist_map_adopt(fd, serial, &map, err) : refuse(err, "a pool map was not kept");
+    if (status == KVIST_OK && word(&map.header->moved) != 0) {
+        map.fd = -1; /* stays the adopter's */
+        kvist_map_fini(&map);
+        serial = word(&record->next_map_serial);
+        fd = look(adopter, KVIST_KEPT_MAP, serial);
+        status = fd >= 0 ? kvist_map_adopt(fd, serial, &map, err)
+                         : refuse(err, "a pool's next map was not kept");
+    }
+    if (status != KVIST_OK) {
+        return status;
+    }
+    if (word(&map.header->moved) != 0 || map.header->slot_bytes != record->about.slot_bytes ||
+        memcmp(map.header->pool_id, record->about.pool_id, KVIST_KEY_BYTES) != 0) {
+        map.fd = -1;
+        kvist_map_fini(&map);
+        return refuse(err, "a pool map is another one than is noted");
+    }
+    *map_out = map;
+    return KVIST_OK;
+}
+
+/* A segment that the map tells of, LIVE or REVOKED. NOT_FOUND: there is none. */
+static enum kvist_status adopt_segment(struct adopter *adopter,
+                                       struct kvist_store_pool *pool,
+                                       uint32_t index,
+                                       struct kvist_error *err)
+{
+    const struct kvist_segment_entry *entry = &pool->map.segments[index];
+    uint32_t state = word(&entry->state);
+    uint32_t serial = word(&entry->serial);
+    if ((state != KVIST_SEGMENT_LIVE && state != KVIST_SEGMENT_REVOKED) || serial == 0) {
+        return KVIST_NOT_FOUND;
+    }
+    int fd = look(adopter, KVIST_KEPT_SEGMENT, serial);
+    if (fd < 0) {
+        return refuse(err, "a segment was not kept");
+    }
+    enum kvist_status status = kvist_memfd_check_own(fd, pool->segment_bytes, err);
+    if (status == KVIST_OK) {
+        status = kvist_arena_adopt(pool, index, serial, fd);
+    }
+    if (status == KVIST_OK) {
+        take(adopter, KVIST_KEPT_SEGMENT, serial);
+    }
+    return status;
+}
+
+/* Whether an entry names a slot that holds its block, in the pool's present generation. */
+static bool is_published(const struct kvist_store_pool *pool, const struct kvist_entry_copy *entry)
+{
+    if (entry->slot >= pool->slot_max ||
+        kvist_slot_segment(pool, entry->slot)->life != KVIST_LIFE_LIVE) {
+        return false;
+    }
+    const struct kvist_slot_entry *slot = &pool->map.slots[entry->slot];
+    uint64_t block_bytes = kvist_slot_block_bytes(pool, entry->slot);
+    uint64_t generation = atomic_load_explicit(&slot->pool_generation, memory_order_relaxed);
+    uint32_t state = word(&slot->state);
+    /* GRANTED, LOADING: the old store died between the index entry and the slot entry. */
+    return kvist_slot_generation(pool, entry->slot) == entry->generation &&
+           generation == pool->about.generation && state > KVIST_SLOT_FREE &&
+           state <= KVIST_SLOT_LOADING && block_bytes > 0 && block_bytes <= pool->about.slot_bytes;
+}
+
+static bool keep_entry(void *ctx, uint32_t position, struct kvist_entry_copy *entry)
+{
+    struct kvist_store_pool *pool = ctx;
+    if (entry->state != KVIST_ENTRY_READY) {
+        return false;
+    }
+    if (!is_published(pool, entry)) {
+        pool->store->adoption.blocks_dropped++;
+        return false;
+    }
+    struct kvist_slot *slot = &pool->slots[entry->slot];
+    if (slot->entry != KVIST_ENTRY_NONE) {
+        /* Whose bytes are these? */
+        if (slot->entry != CLASHED) {
+            kvist_map_remove(&pool->map, slot->entry);
+            slot->entry = CLASHED;
+            pool->store->adoption.blocks_dropped++;
+        }
+        pool->store->adoption.blocks_dropped++;
+        return false;
+    }
+    slot->entry = position;
+    entry->extent = 0;
+    return true;
+}
+
+static void forget_entries(struct kvist_store_pool *pool, uint32_t segment)
+{
+    uint32_t first = segment * pool->slots_per_segment;
+    for (uint32_t slot = first; slot < first + pool->slots_per_segment; slot++) {
+        pool->slots[slot].entry = KVIST_ENTRY_NONE;
+    }
+}
+
+static enum kvist_status fill_pool(struct adopter *adopter,
+                                   struct kvist_store_pool *pool,
+                                   bool needed,
+                                   struct kvist_error *err)
+{
+    pool->about.generation =
+        atomic_load_explicit(&pool->map.header->generation, memory_order_relaxed);
+    pool->epoch = 1; /* that of slots from before a clear is 0 */
+    pool->adopted = adopter->store->options.tier != NULL;
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        enum kvist_status status = adopt_segment(adopter, pool, index, err);
+        if (status == KVIST_OK) {
+            forget_entries(pool, index);
+        } else if (status != KVIST_NOT_FOUND && needed) {
+            return status; /* somebody has it mapped */
+        }
+        if (status != KVIST_OK) {
+            struct kvist_segment_entry *entry = &pool->map.segments[index];
+            atomic_store_explicit(&entry->serial, 0, memory_order_relaxed);
+            atomic_store_explicit(&entry->state, KVIST_SEGMENT_NONE, memory_order_release);
+        }
+    }
+    adopter->store->adoption.blocks_dropped += kvist_map_sift(&pool->map, keep_entry, pool);
+    return KVIST_OK;
+}
+
+static enum kvist_status
+adopt_pool(struct adopter *adopter, uint32_t index, struct kvist_error *err)
+{
+    struct kvist_store *store = adopter->store;
+    const struct kvist_roster_pool *record = &store->roster->pools[index];
+    bool needed = is_needed(adopter, word(&record->serial));
+    struct kvist_map map;
+    enum kvist_status status =
+        !is_text(record->about.tenant, sizeof(record->about.tenant)) ||
+                !is_text(record->about.description, sizeof(record->about.description))
+            ? refuse(err, "the record of a pool is broken")
+            : open_map(adopter, record, &map, err);
+    if (status == KVIST_OK) {
+        status = kvist_pool_adopt(store, &record->about, index, word(&record->serial), &map);
+        if (status == KVIST_OK) {
+            take(adopter, KVIST_KEPT_MAP, map.serial);
+            kvist_roster_moved(store->pools[index]);
+            return fill_pool(adopter, store->pools[index], needed, err);
+        }
+        map.fd = -1;
+        kvist_map_fini(&map);
+    }
+    if (needed || status == KVIST_NO_MEMORY) {
+        return status;
+    }
+    atomic_store_explicit(&store->roster->pools[index].serial, 0, memory_order_release);
+    return KVIST_OK;
+}
+
+/* --- Sessions -------------------------------------------------------------------------------- */
+
+static enum kvist_status lend_again(struct kvist_store_process *process, uint32_t ordinal)
+{
+    struct kvist_store_pool *pool = process->session->attachments[ordinal].pool;
+    struct kvist_loan *loan = &process->loans[ordinal];
+    loan->lent = calloc(pool->segment_max, sizeof(loan->lent[0]));
+    loan->told = calloc(pool->segment_max, sizeof(loan->told[0]));
+    if (loan->lent == NULL || loan->told == NULL) {
+        free(loan->lent);
+        free(loan->told);
+        loan->lent = NULL;
+        return KVIST_NO_MEMORY;
+    }
+    /* It may have mapped whatever exists. */
+    for (uint32_t index = 0; process->maps_segments && index < pool->segment_max; index++) {
+        struct kvist_segment *segment = &pool->segments[index];
+        if (segment->life != KVIST_LIFE_NONE) {
+            loan->lent[index] = segment->serial;
+            segment->lent_count++;
+        }
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status adopt_attachment(struct kvist_store_session *session, uint32_t ordinal)
+{
+    struct kvist_store *store = session->store;
+    const struct kvist_roster_attachment *record =
+        &store->roster->sessions[session->index].attachments[ordinal];
+    struct kvist_store_pool *pool = NULL;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        if (store->pools[index] != NULL && store->pools[index]->serial == record->pool_serial) {
+            pool = store->pools[index];
+        }
+    }
+    if (pool == NULL) {
+        return KVIST_CORRUPT;
+    }
+    struct kvist_attachment attachment = {
+        .pool = pool,
+        .serial = word(&record->serial),
+        .writes = word(&record->writes) != 0,
+        .target = KVIST_GRANT_START,
+        .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
+    };
+    if (attachment.mapped == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    session->attachments[ordinal] = attachment;
+    session->attachment_count++;
+    pool->session_count++;
+    pool->writer_count += attachment.writes;
+    store->writer_count += attachment.writes;
+    return KVIST_OK;
+}
+
+static enum kvist_status
+adopt_process(struct adopter *adopter, struct kvist_store_session *session, uint32_t place)
+{
+    struct kvist_store *store = adopter->store;
+    const struct kvist_roster_process *record =
+        &store->roster->sessions[session->index].processes[place];
+    struct kvist_store_process *process = calloc(1, sizeof(*process));
+    if (process == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    process->magic = PROCESS_MAGIC;
+    process->index = place;
+    process->serial = word(&record->serial);
+    process->session = session;
+    process->pidfd = look(adopter, KVIST_KEPT_PIDFD, process->serial);
+    process->schedules = record->schedules != 0;
+    process->maps_segments = record->maps_segments != 0;
+    process->rank = record->rank;
+    take(adopter, KVIST_KEPT_PIDFD, process->serial);
+    session->processes[place] = process;
+    store->process_count++;
+    enum kvist_status status = KVIST_OK;
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX && status == KVIST_OK; ordinal++) {
+        if ((word(&record->loans) & (1U << ordinal)) != 0) {
+            status = lend_again(process, ordinal);
+        }
+    }
+    return status;
+}
+
+static enum kvist_status
+adopt_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
+{
+    struct kvist_store *store = adopter->store;
+    struct kvist_roster_session *record = &store->roster->sessions[index];
+    struct kvist_store_session *session =
+        kvist_session_make(store, record->id, word(&record->serial));
+    if (session == NULL) {
+        return KVIST_NO_MEMORY;
+    }
+    int fd = look(adopter, KVIST_KEPT_PAGE, session->serial);
+    enum kvist_status status = kvist_page_adopt(fd, record->rank_count, &session->page, err);
+    if (status != KVIST_OK) {
+        free(session);
+        return status;
+    }
+    take(adopter, KVIST_KEPT_PAGE, session->serial);
+    session->index = index;
+    session->adopted = true;
+    session->about = record->about;
+    store->sessions[index] = session;
+    store->session_count++;
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX && status == KVIST_OK; ordinal++) {
+        if (is_attached(adopter, index, ordinal)) {
+            status = adopt_attachment(session, ordinal);
+        } else {
+            kvist_roster_drop_attachment(session, ordinal);
+        }
+    }
+    for (uint32_t place = 0; place < KVIST_PROCESSES_MAX && status == KVIST_OK; place++) {
+        if (adopter->lives[index][place]) {
+            status = adopt_process(adopter, session, place);
+        } else {
+            atomic_store_explicit(&record->processes[place].serial, 0, memory_order_release);
+        }
+    }
+    return status;
+}
+
+/* --- Slots ----------------------------------------------------------------------------------- */
+
+/* Give a granted slot to the session that the map names, if it may have it. */
+static bool claim(struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_store *store = pool->store;
+    const struct kvist_slot_entry *entry = &pool->map.slots[slot];
+    uint64_t reservation = atomic_load_explicit(&entry->reservation, memory_order_relaxed);
+    uint32_t ticket = word(&entry->ticket);
+    uint32_t index = word(&entry->session);
+    struct kvist_store_session *session =
+        index < KVIST_SESSIONS_MAX ? store->sessions[index] : NULL;
+    uint32_t ordinal = 0;
+    while (session != NULL && ordinal < KVIST_SESSION_POOLS_MAX &&
+           session->attachments[ordinal].pool != pool) {
+        ordinal++;
+    }
+    if (session == NULL || ordinal == KVIST_SESSION_POOLS_MAX || ticket >= KVIST_GRANTS_MAX ||
+        session->tickets[ticket].slot != KVIST_SLOT_NONE ||
+        !kvist_roster_reserved(store, reservation)) {
+        return false;
+    }
+    session->tickets[ticket] = (struct kvist_ticket){.slot = slot, .ordinal = (uint8_t)ordinal};
+    session->granted_count++;
+    session->attachments[ordinal].granted_count++;
+    struct kvist_slot *info = &pool->slots[slot];
+    info->reservation = reservation;
+    info->ticket = (uint16_t)ticket;
+    info->session = (uint16_t)index;
+    return true;
+}
+
+static enum kvist_slot_state judge_slot(struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_slot *info = &pool->slots[slot];
+    const struct kvist_slot_entry *entry = &pool->map.slots[slot];
+    bool current = atomic_load_explicit(&entry->pool_generation, memory_order_relaxed) ==
+                   pool->about.generation;
+    uint32_t state = word(&entry->state);
+    info->epoch = current ? pool->epoch : pool->epoch - 1;
+    info->next = KVIST_SLOT_NONE;
+    if (info->entry < pool->map.capacity) {
+        return KVIST_SLOT_READY;
+    }
+    info->entry = KVIST_ENTRY_NONE;
+    if (state == KVIST_SLOT_GRANTED && claim(pool, slot)) {
+        return KVIST_SLOT_GRANTED;
+    }
+    return state == KVIST_SLOT_FREE ? KVIST_SLOT_FREE : KVIST_SLOT_RETIRED;
+}
+
+static void adopt_slots(struct kvist_store_pool *pool)
+{
+    struct kvist_adoption *adoption = &pool->store->adoption;
+    for (uint32_t index = 0; index < pool->segment_max; index++) {
+        struct kvist_segment *segment = &pool->segments[index];
+        if (segment->life == KVIST_LIFE_REVOKED && segment->lent_count == 0) {
+            kvist_arena_end_revoked(pool, segment);
+        }
+        if (segment->life == KVIST_LIFE_NONE) {
+            continue;
+        }
+        adoption->segments++;
+        if (segment->life != KVIST_LIFE_LIVE) {
+            continue;
+        }
+        /* From the last to the first: free slots are handed out in the order of addresses. */
+        uint32_t first = index * pool->slots_per_segment;
+        for (uint32_t left = pool->slots_per_segment; left > 0; left--) {
+            uint32_t slot = first + left - 1;
+            kvist_slot_adopt(pool, slot, judge_slot(pool, slot));
+        }
+    }
+    adoption->pools++;
+    adoption->blocks += pool->counts[KVIST_SLOT_READY];
+    adoption->bytes += pool->block_bytes_ready;
+}
+
+static void list_free_tickets(struct kvist_store_session *session)
+{
+    session->ticket_free_count = 0;
+    for (uint32_t left = KVIST_GRANTS_MAX; left > 0; left--) {
+        if (session->tickets[left - 1].slot == KVIST_SLOT_NONE) {
+            session->ticket_free[session->ticket_free_count++] = (uint16_t)(left - 1);
+        }
+    }
+}
+
+/* --- All of it ------------------------------------------------------------------------------- */
+
+static enum kvist_status build(struct adopter *adopter, struct kvist_error *err)
+{
+    struct kvist_store *store = adopter->store;
+    struct kvist_roster *roster = store->roster;
+    enum kvist_status status = KVIST_OK;
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX && status == KVIST_OK; index++) {
+        if (word(&roster->sessions[index].serial) != 0) {
+            status = check_session(adopter, index, err);
+        }
+    }
+    for (uint32_t index = 0; index < KVIST_POOLS_MAX && status == KVIST_OK; index++) {
+        if (word(&roster->pools[index].serial) != 0) {
+            status = adopt_pool(adopter, index, err);
+        }
+    }
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX && status == KVIST_OK; index++) {
+        if (adopter->session_lives[index]) {
+            status = adopt_session(adopter, index, err);
+            store->adoption.sessions++;
+        } else {
+            memset(&roster->sessions[index], 0, sizeof(roster->sessions[index]));
+        }
+    }
+    for (uint32_t index = 0; index < store->pool_high && status == KVIST_OK; index++) {
+        if (store->pools[index] != NULL) {
+            adopt_slots(store->pools[index]);
+            status = kvist_adopt_order(store->pools[index]);
+        }
+    }
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX && status == KVIST_OK; index++) {
+        if (store->sessions[index] != NULL) {
+            list_free_tickets(store->sessions[index]);
+        }
+    }
+    return status;
+}
+
+/* Attachments that no process has come to. */
+static void settle_all(struct kvist_store_session *session)
+{
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+        if (session->attachments[ordinal].pool != NULL) {
+            kvist_session_settle(session, ordinal);
+        }
+    }
+}
+
+/* Take down what was built, with no effect on what is shared. */
+static void unbuild(struct kvist_store *store)
+{
+    kvist_store_make_private(store);
+    store->left = true;
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        struct kvist_store_session *session = store->sessions[index];
+        if (session != NULL) {
+            list_free_tickets(session);
+            settle_all(session);
+        }
+        kvist_store_session_close(&store->sessions[index]);
+    }
+    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
+        kvist_pool_destroy(&store->pools[index]);
+    }
+    store->pool_high = 0;
+    store->left = false;
+    kvist_roster_fini(store);
+}
+
+static enum kvist_status adopt_all(struct adopter *adopter, struct kvist_error *err)
+{
+    struct kvist_store *store = adopter->store;
+    int fd = look(adopter, KVIST_KEPT_ROSTER, 0);
+    enum kvist_status status =
+        fd >= 0 ? kvist_roster_adopt(store, fd, err) : refuse(err, "the roster was not kept");
+    if (status != KVIST_OK) {
+        return status;
+    }
+    struct kvist_roster *roster = store->roster;
+    take(adopter, KVIST_KEPT_ROSTER, 0);
+    uint32_t adopts = word(&roster->adopts) + 1;
+    atomic_store_explicit(&roster->adopts, adopts, memory_order_release);
+    status = adopts > KVIST_ADOPTS_MAX ? refuse(err, "earlier daemons died while they adopted it")
+                                       : build(adopter, err);
+    if (status != KVIST_OK) {
+        unbuild(store);
+        return status;
+    }
+    roster->arena_bytes = store->options.arena_bytes;
+    store->adopted_bytes = store->used_bytes;
+    store->adoption.adopted = true;
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err)
+{
+    uint64_t began_us = kvist_clock_now_us();
+    struct kvist_error why = KVIST_ERROR_INIT;
+    size_t count = store->options.kept_count;
+    if (count > 0) {
+        struct adopter *adopter = calloc(1, sizeof(*adopter));
+        struct kept *kept = calloc(count, sizeof(*kept));
+        if (adopter == NULL || kept == NULL) {
+            free(adopter);
+            free(kept);
+            return kvist_error_set(err, KVIST_NO_MEMORY, 0, "store", "no memory to adopt");
+        }
+        *adopter = (struct adopter){
+            .store = store, .fds = store->options.kept, .kept = kept, .count = count};
+        for (size_t place = 0; place < count; place++) {
+            kept[place] = parse_name(adopter->fds[place].name);
+        }
+        if (adopt_all(adopter, &why) != KVIST_OK) {
+            store->adoption = (struct kvist_adoption){.adopted = false};
+            for (size_t place = 0; place < count; place++) {
+                kept[place].taken = false;
+            }
+            (void)snprintf(store->adoption.why,
+                           sizeof(store->adoption.why),
+                           "%.110s",
+                           why.text[0] != '\0' ? why.text : "no memory");
+        }
+        release(adopter);
+        free(adopter);
+        free(kept);
+    }
+    store->options.kept = NULL;
+    store->adoption.took_us = kvist_clock_now_us() - began_us;
+    return store->adoption.adopted ? KVIST_OK : kvist_roster_create(store, err);
+}
+
+void kvist_adopt_settle(struct kvist_store_pool *pool, const struct kvist_tier_pool *about)
+{
+    pool->adopted = false;
+    if (about->generation > pool->about.generation) {
+        /* Cleared since these blocks were committed. */
+        kvist_block_unpublish_all(pool);
+        pool->epoch++;
+        kvist_pool_set_generation(pool, about->generation);
+    }
+    pool->tier_knows = about->generation == pool->about.generation;
+    pool->put_wanted = !pool->tier_knows;
+}
+
+void kvist_store_adoption(const struct kvist_store *store, struct kvist_adoption *adoption_out)
+{
+    *adoption_out = store->adoption;
+}
