@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define NAME_BYTES_MAX 64
+#define NAME_FAR       4U /* edits and sections away from every setting: nothing to propose */
 #define HELP_COLUMNS   96
 
 enum config_kind { KIND_TEXT, KIND_SIZE, KIND_COUNT, KIND_MODE, KIND_CHOICE };
@@ -233,11 +234,12 @@ static enum kvist_status set_row(struct kvist_config *config,
     if (!parse_value(row, text, &value)) {
         return refuse(err,
                       origin,
-                      "%s.%s = \"%.40s\" cannot be; allowed: %s",
+                      "%s.%s = \"%.40s\" cannot be; allowed: %s%s",
                       row->section,
                       row->name,
                       text,
-                      range);
+                      range,
+                      strpbrk(text, "#;") != NULL ? "; a comment needs a line of its own" : "");
     }
     memcpy(field, &value, sizeof(value));
     return KVIST_OK;
@@ -288,12 +290,19 @@ static enum kvist_status refuse_unknown(const char *section,
     const struct config_row *nearest = &rows[0];
     size_t least = SIZE_MAX;
     for (size_t index = 0; index < ROW_COUNT; index++) {
-        size_t distance =
-            2 * edit_distance(name, rows[index].name) + edit_distance(section, rows[index].section);
+        size_t distance = edit_distance(name, rows[index].name) +
+                          (strcmp(section, rows[index].section) != 0 ? 2U : 0U);
         if (distance < least) {
             least = distance;
             nearest = &rows[index];
         }
+    }
+    if (least > NAME_FAR) {
+        return refuse(err,
+                      origin,
+                      "there is no setting %.40s.%.40s; see kvistd --help",
+                      section,
+                      name);
     }
     return refuse(err,
                   origin,
@@ -410,7 +419,9 @@ static enum kvist_status take_section(struct parser *parser, char *text, struct 
 
 static enum kvist_status take_line(struct parser *parser, char *line, struct kvist_error *err)
 {
-    char *text = trim(line);
+    static const char mark[] = "\xef\xbb\xbf"; /* some editors begin a file with it */
+    bool marked = parser->origin.line == 1 && strncmp(line, mark, sizeof(mark) - 1) == 0;
+    char *text = trim(marked ? line + sizeof(mark) - 1 : line);
     if (text[0] == '\0' || text[0] == '#' || text[0] == ';') {
         return KVIST_OK;
     }
@@ -621,9 +632,9 @@ enum kvist_status kvist_config_load(const char *path,
 
 void kvist_config_reload(struct kvist_config *config,
                          const struct kvist_config *fresh,
-                         const char **restart_out)
+                         kvist_config_differs_fn *differs,
+                         void *ctx)
 {
-    *restart_out = NULL;
     for (size_t index = 0; index < ROW_COUNT; index++) {
         char *field = (char *)config + rows[index].offset;
         const char *fresh_field = (const char *)fresh + rows[index].offset;
@@ -631,7 +642,7 @@ void kvist_config_reload(struct kvist_config *config,
             memcpy(field, fresh_field, rows[index].bytes);
         } else if (rows[index].kind == KIND_TEXT ? strcmp(field, fresh_field) != 0
                                                  : memcmp(field, fresh_field, 8) != 0) {
-            *restart_out = rows[index].name;
+            differs(ctx, rows[index].section, rows[index].name);
         }
     }
     memcpy(config->rules, fresh->rules, sizeof(config->rules));

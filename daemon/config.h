@@ -72,14 +72,17 @@ KVIST_MUST_USE enum kvist_status kvist_config_load(const char *path,
                                                    struct kvist_config *config_out,
                                                    struct kvist_error *err);
 
+typedef void kvist_config_differs_fn(void *ctx, const char *section, const char *name);
+
 /**
  * Take over from `fresh` what can change while kvistd runs.
  *
- * @param restart_out  name of a setting that differs and needs a restart, or NULL
+ * @param differs  called for every setting that differs and needs a restart
  */
 void kvist_config_reload(struct kvist_config *config,
                          const struct kvist_config *fresh,
-                         const char **restart_out);
+                         kvist_config_differs_fn *differs,
+                         void *ctx);
 
 /** Tenant of a peer: the first rule that names its uid or one of its groups, else the default. */
 const char *kvist_config_tenant(const struct kvist_config *config,

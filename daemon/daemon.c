@@ -68,6 +68,15 @@ enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
     return status == KVIST_OK ? fit(config_out, NULL, err) : status;
 }
 
+static void on_setting_differs(void *ctx, const char *section, const char *name)
+{
+    (void)ctx;
+    kvist_log(KVIST_LOG_WARN,
+              "setting differs and needs a restart name=%s.%s action=ignored",
+              section,
+              name);
+}
+
 enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_error *err)
 {
     struct kvist_config *fresh = calloc(1, sizeof(*fresh));
@@ -77,16 +86,10 @@ enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_
     struct kvist_http_address address;
     enum kvist_status status = load(&daemon->options, fresh, &address, err);
     if (status == KVIST_OK) {
-        const char *restart = NULL;
-        kvist_config_reload(&daemon->config, fresh, &restart);
+        kvist_config_reload(&daemon->config, fresh, on_setting_differs, NULL);
         kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
         daemon->counters.reloads_total++;
         kvist_log(KVIST_LOG_INFO, "configuration reloaded");
-        if (restart != NULL) {
-            kvist_log(KVIST_LOG_WARN,
-                      "setting differs and needs a restart name=%s action=ignored",
-                      restart);
-        }
     } else {
         daemon->counters.reload_failures_total++;
         kvist_log(

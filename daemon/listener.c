@@ -133,16 +133,14 @@ static int probe(const struct sockaddr_un *address)
     return result == EAGAIN ? 0 : result; /* its backlog is full: it lives */
 }
 
-/* We hold the lock: what is at the path is a dead daemon's, or not ours to touch. */
-static enum kvist_status clear_path(const struct kvist_listener *listener,
-                                    const struct sockaddr_un *address,
-                                    struct kvist_error *err)
+/* Before anything is made there: what is at the path is a socket, or nothing. */
+static enum kvist_status
+check_path(const char *path, const char *key, bool *found_out, struct kvist_error *err)
 {
-    const char *path = listener->path;
-    const char *key = listener->key;
     struct stat info;
-    if (lstat(path, &info) != 0) {
-        return errno == ENOENT
+    *found_out = lstat(path, &info) == 0;
+    if (!*found_out) {
+        return errno == ENOENT || errno == ENOTDIR
                    ? KVIST_OK
                    : kvist_error_set_errno(err, errno, key, "%s: cannot look at %s", key, path);
     }
@@ -154,6 +152,21 @@ static enum kvist_status clear_path(const struct kvist_listener *listener,
                                "%s exists and is not a socket: remove it, or choose another %s",
                                path,
                                key);
+    }
+    return KVIST_OK;
+}
+
+/* We hold the lock: what is at the path is a dead daemon's, or not ours to touch. */
+static enum kvist_status clear_path(const struct kvist_listener *listener,
+                                    const struct sockaddr_un *address,
+                                    struct kvist_error *err)
+{
+    const char *path = listener->path;
+    const char *key = listener->key;
+    bool found = false;
+    enum kvist_status status = check_path(path, key, &found, err);
+    if (status != KVIST_OK || !found) {
+        return status;
     }
     int answer = probe(address);
     if (answer == 0) {
@@ -263,7 +276,11 @@ enum kvist_status kvist_listener_open(const char *key,
     }
     (void)snprintf(listener.path, sizeof(listener.path), "%s", path);
     (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-    enum kvist_status status = lock_path(&listener, err);
+    bool found = false;
+    enum kvist_status status = check_path(path, key, &found, err);
+    if (status == KVIST_OK) {
+        status = lock_path(&listener, err);
+    }
     if (status == KVIST_OK) {
         status = clear_path(&listener, &address, err);
     }

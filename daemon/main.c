@@ -3,9 +3,11 @@
 #include "daemon/logging.h"
 #include "proto/base/fault.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OVERRIDE_BYTES (KVIST_CONFIG_TEXT_BYTES + 64)
 
@@ -34,6 +36,16 @@ struct command_line {
     char flags[KVIST_CONFIG_OVERRIDES_MAX][32];
     bool check;
 };
+
+/* What was printed has arrived. */
+static int finish(int exit_code)
+{
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        (void)fprintf(stderr, "kvistd: cannot write to stdout: %s\n", strerror(errno));
+        return KVIST_EXIT_FAILURE;
+    }
+    return exit_code;
+}
 
 static void print_help(void)
 {
@@ -115,14 +127,14 @@ static int parse(struct command_line *line, int argc, char **argv)
             break;
         case FLAG_PRINT:
             kvist_config_print_example(stdout);
-            return KVIST_EXIT_OK;
+            return finish(KVIST_EXIT_OK);
         case 'h':
         case FLAG_HELP:
             print_help();
-            return KVIST_EXIT_OK;
+            return finish(KVIST_EXIT_OK);
         case FLAG_VERSION:
             (void)puts("kvistd " KVIST_RELEASE);
-            return KVIST_EXIT_OK;
+            return finish(KVIST_EXIT_OK);
         case '?':
             (void)fputs("kvistd: see kvistd --help\n", stderr);
             return KVIST_EXIT_CONFIG;
@@ -152,7 +164,10 @@ static int check(const struct kvist_daemon_options *options)
         (void)fprintf(stderr, "kvistd: %s\n", config == NULL ? "out of memory" : err.text);
     } else {
         char size[32];
-        (void)printf("the configuration is good; arena_bytes = %s\n",
+        const char *path = options->config_path != NULL ? options->config_path : KVIST_CONFIG_PATH;
+        (void)printf("the configuration is good: %s%s; arena_bytes = %s\n",
+                     path,
+                     access(path, F_OK) == 0 ? "" : " (not there: defaults and flags)",
                      kvist_size_format(config->memory_arena_bytes, size));
         exit_code = KVIST_EXIT_OK;
     }
@@ -169,7 +184,7 @@ int main(int argc, char **argv)
         return exit_code;
     }
     if (line.check) {
-        return check(&line.options);
+        return finish(check(&line.options));
     }
     kvist_logging_start(KVIST_LOG_INFO);
     const char *fault = getenv("KVIST_FAULT"); /* NOLINT(concurrency-mt-unsafe): no threads yet */

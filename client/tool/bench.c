@@ -39,10 +39,10 @@ static const struct {
     const char *name; /* in JSON */
     double scale;
 } figure_rows[KVIST_BENCH_FIGURES] = {
-    [KVIST_BENCH_MEMCPY] = {"memcpy_gbps", 1},
-    [KVIST_BENCH_PUT] = {"put_gbps", 1},
+    [KVIST_BENCH_MEMCPY] = {"memcpy_gb_per_s", 1},
+    [KVIST_BENCH_PUT] = {"put_gb_per_s", 1},
     [KVIST_BENCH_PUT_RATIO] = {"put_to_memcpy", 1},
-    [KVIST_BENCH_GET] = {"get_gbps", 1},
+    [KVIST_BENCH_GET] = {"get_gb_per_s", 1},
     [KVIST_BENCH_GET_RATIO] = {"get_to_memcpy", 1},
     [KVIST_BENCH_PROBE_NS] = {"probe_hit_ns", 1},
     [KVIST_BENCH_PROBE_MISS_NS] = {"probe_miss_ns", 1},
@@ -347,8 +347,8 @@ int kvist_tool_bench(struct kvist_tool *tool,
         {"block-bytes LIST", true, "sizes of a block (128K,512K,2M)", &sizes},
         {"seconds S", true, "time of one figure in one run (0.5)", &seconds},
         {"runs N", true, "runs that medians are made of (5)", &runs},
-        {"arena BYTES", true, "memory of the private kvistd, or of the named one", &arena},
-        {"daemon PATH", true, "kvistd to start for this; without it, or --socket,", &daemon},
+        {"arena BYTES", true, "memory of the kvistd (an eighth of what is free, up to 512M)", &arena},
+        {"daemon PATH", true, "kvistd to start for this (the one beside this tool)", &daemon},
     };
     static struct plan plan;
     int exit_code = kvist_tool_parse(tool, command, argc, argv, options, 5, 0);

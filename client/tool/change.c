@@ -9,7 +9,7 @@
 
 static uint64_t long_timeout(const struct kvist_tool *tool)
 {
-    return tool->timeout_us > LONG_TIMEOUT_US ? tool->timeout_us : LONG_TIMEOUT_US;
+    return tool->timeout_given ? tool->timeout_us : LONG_TIMEOUT_US;
 }
 
 /* --- clear --------------------------------------------------------------------------------- */

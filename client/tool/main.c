@@ -19,7 +19,7 @@ static const struct kvist_tool_command commands[] = {
     {"inspect", "KEY", "where a block is (64 hex digits)", kvist_tool_inspect},
     {"clear", "", "drop blocks from memory and NVMe", kvist_tool_clear},
     {"save", "", "write what is only in memory to NVMe", kvist_tool_save},
-    {"bench", "", "measure put, get, probe and lease beside memcpy", kvist_tool_bench},
+    {"bench", "", "measure beside memcpy, with a kvistd of its own; with --socket it fills that one's cache", kvist_tool_bench},
 };
 
 static void print_usage(FILE *out)

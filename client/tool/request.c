@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -49,7 +50,8 @@ static enum kvist_status connect_to(const char *path, int *fd_out, struct kvist_
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path)) {
-        return kvist_error_set(err, KVIST_INVALID, 0, "kvist", "the socket path is too long");
+        return kvist_error_set(err, KVIST_INVALID, 0, "kvist", "the socket path is over %zu bytes",
+                               sizeof(address.sun_path) - 1);
     }
     memcpy(address.sun_path, path, strlen(path) + 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -177,6 +179,12 @@ say_hello(struct kvist_request *request, uint64_t timeout_us, struct kvist_error
                                                   timeout_us,
                                                   &request->hello,
                                                   err);
+    if (status == KVIST_INVALID || status == KVIST_PROTOCOL) {
+        char text[KVIST_ERROR_TEXT_BYTES];
+        (void)snprintf(text, sizeof(text), "%s", err != NULL ? err->text : "");
+        return kvist_error_set(
+            err, status, 0, "kvist", "what answers on that socket is no kvistd (%.60s)", text);
+    }
     if (request->hello != NULL && request->hello->hello_reply->wire_major != KVIST_WIRE_MAJOR) {
         status = kvist_error_set(err,
                                  KVIST_VERSION,

@@ -139,7 +139,6 @@ static void json_status(const struct kvist_tool *tool,
         "pools",
         "sessions",
         "processes",
-        "nvme_present",
         "nvme_blocks",
         "nvme_disk_bytes",
         "nvme_disk_bytes_max",
@@ -156,6 +155,7 @@ static void json_status(const struct kvist_tool *tool,
     for (size_t index = 0; index < KVIST_ARRAY_COUNT(shown); index++) {
         kvist_json_real(&json, shown[index], metric(stat, shown[index]));
     }
+    kvist_json_bool(&json, "nvme_present", count(stat, "nvme_present") != 0);
     kvist_json_array(&json, "engines");
     for (size_t page = 0; page < listing->page_count; page++) {
         const Kvist__Wire__ListReply *list = listing->pages[page]->list_reply;
@@ -169,7 +169,7 @@ static void json_status(const struct kvist_tool *tool,
 
 static void print_session(const Kvist__Wire__SessionInfo *session)
 {
-    (void)printf("engine     %s: %u of %u processes, leased %llu, granted %llu, pids",
+    (void)printf("engine     %s: %u processes, %u ranks, leased %llu, granted %llu, pids",
                  session->name[0] != '\0' ? session->name : "(no name)",
                  session->processes,
                  session->rank_count,

@@ -32,7 +32,7 @@ static void print_help(const struct kvist_tool_command *command,
     }
     (void)puts("  --socket PATH            kvistd's socket (else KVIST_SOCKET, else "
                "/run/kvist/kvist.sock)\n"
-               "  --timeout SECONDS        how long to wait for kvistd\n"
+               "  --timeout SECONDS        how long to wait for kvistd (5; for what waits for a disk 600)\n"
                "  --json                   one JSON object on stdout\n"
                "  --help                   this text\n"
                "\n"
@@ -48,6 +48,7 @@ parse_timeout(struct kvist_tool *tool, const struct kvist_tool_command *command,
         return kvist_tool_usage(command, "--timeout needs seconds, not \"%s\"", text);
     }
     tool->timeout_us = (uint64_t)(seconds * 1e6) + 1;
+    tool->timeout_given = true;
     return -1;
 }
 

@@ -23,6 +23,7 @@ struct kvist_tool {
     const char *socket_path;
     bool socket_given;
     bool json;
+    bool timeout_given;
     uint64_t timeout_us;
 };
 

@@ -210,6 +210,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the logs and say where")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     daemon = None
     directory = pathlib.Path(tempfile.mkdtemp(prefix="kvist-demo-"))
     try:

@@ -142,10 +142,12 @@ class Reload(harness.Case):
 
     def test_settings_that_need_a_restart(self):
         daemon = self.start()
-        daemon.config(f"[daemon]\nsocket = {daemon.socket}\n[limits]\nhold_ms = 3000\n")
+        daemon.config(f"[daemon]\nsocket = {daemon.socket}\n"
+                      "[memory]\nchecksum_threads = 2\n[limits]\nhold_ms = 3000\n")
         daemon.process.send_signal(signal.SIGHUP)
         daemon.notified("READY=1")
-        self.assertIn("needs a restart name=hold_ms", daemon.text())
+        self.assertIn("needs a restart name=memory.checksum_threads", daemon.text())
+        self.assertIn("needs a restart name=limits.hold_ms", daemon.text())
 
     def test_a_bad_file(self):
         daemon = self.start()

@@ -44,6 +44,9 @@ class Configuration(harness.Case):
         ("[nvme]\npath = /nonexistent/a/b\nbytes = 1G\n", ["/nonexistent/a", "create it"]),
         ("[nvme]\npath = /dev/null\nbytes = 64M\n", ["not a directory"]),
         ("[nvme]\nadmission = some\n", ["evicted|all"]),
+        ("[memory]\narena_bytes = 1G # a lot\n", ["comment needs a line of its own"]),
+        ("[memory]\nfoo = 1\n", ["no setting memory.foo; see kvistd --help"]),
+        ("[nvme]\nbyte = 64M\n", ["did you mean nvme.bytes?"]),
         ("[tenants]\nA = uid:1\n", ["kvistd.conf:2", "tenant"]),
         ("[tenants]\ndefault = uid:1\n", ["default"]),
         ("[tenants]\na = user:1\n", ["uid:NUMBER"]),
@@ -116,6 +119,22 @@ class Configuration(harness.Case):
             self.assertEqual(run.returncode, 0)
             self.assertIn(word, run.stdout)
 
+    def test_a_file_with_a_byte_order_mark(self):
+        run = subprocess.run(
+            [harness.KVISTD, "--check-config", "--config",
+             self.config_path("\ufeff[daemon]\nmetrics_listen = off\n")],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("kvistd.conf;", run.stdout)
+
+    def test_output_that_goes_nowhere(self):
+        for flag in ("--help", "--version", "--print-config", "--check-config"):
+            with self.subTest(flag=flag), open("/dev/full", "w", encoding="utf-8") as full:
+                run = subprocess.run([harness.KVISTD, flag], stdout=full, stderr=subprocess.PIPE,
+                                     text=True, check=False)
+                self.assertEqual(run.returncode, 1, run.stderr)
+                self.assertIn("cannot write to stdout", run.stderr)
+
     def test_a_fault_that_is_none(self):
         self.refuses(env={"KVIST_FAULT": "nonsense"}, words=["KVIST_FAULT"], status=2)
 
@@ -167,6 +186,7 @@ class Machine(harness.Case):
         with open(path, "w", encoding="utf-8") as file:
             file.write("precious")
         self.refuses(words=["not a socket", "remove it"], status=1)
+        self.assertFalse(os.path.exists(path + ".lock"))
         with open(path, encoding="utf-8") as file:
             self.assertEqual(file.read(), "precious")
 

@@ -32,7 +32,7 @@ def kvistd_path() -> str:
         path = ROOT / build / "daemon/kvistd"
         if os.access(path, os.X_OK):
             return str(path)
-    pytest.fail("kvistd is not built: cmake --workflow --preset release, or set KVISTD")
+    pytest.fail("kvistd is not built: cmake --preset release && cmake --build --preset release, or set KVISTD")
 
 
 class Daemon:

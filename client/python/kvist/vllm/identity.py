@@ -198,6 +198,17 @@ def hash_seed(vllm_config: Any, private: bytes) -> bytes:
     return f"{algorithm} private ".encode() + private.hex().encode()
 
 
+def _model_type(model: Any) -> str:
+    """Readable, for `kvist pools`: what tells models apart for people."""
+    config = getattr(model, "hf_text_config", None) or model.hf_config
+    sizes = [
+        f"{word} {getattr(config, name)}"
+        for name, word in (("num_hidden_layers", "layers"), ("hidden_size", "hidden"))
+        if isinstance(getattr(config, name, None), int)
+    ]
+    return ", ".join([str(getattr(model.hf_config, "model_type", "?")), *sizes])
+
+
 def engine_fields(
     vllm_config: Any, offloading_config: Any, settings: Settings, private: bytes
 ) -> list[tuple[str, bytes]]:
@@ -213,7 +224,7 @@ def engine_fields(
         ("version", vllm.__version__.encode()),
         ("torch", torch.__version__.encode()),
         ("tenant_label", settings.tenant.encode()),
-        ("model_type", str(getattr(model.hf_config, "model_type", "?")).encode()),
+        ("model_type", _model_type(model).encode()),
         ("model", digest(_model_fields(model))),
         ("weights", _weights(model, vllm_config.load_config)),
         ("load_format", str(vllm_config.load_config.load_format).encode()),
