@@ -247,7 +247,7 @@ sys.exit(7)
         service.wait(lambda: service.runs[0].status is not None, 60, "it ends")
         self.assertEqual(service.runs[0].status, 7)
         with self.assertRaisesRegex(AssertionError, "ends: .7."):
-            service.wait_ready(0)
+            service.wait_ready(60)
 
 
 class Kvistd(Supervised):

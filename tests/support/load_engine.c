@@ -1,18 +1,17 @@
 /*
  * load_engine - an engine in a process of its own that stores and reads as it is told.
  *
- * Usage       load_engine SOCKET BLOCK_BYTES; commands on stdin, a line each, an answer each:
- *               put FIRST COUNT      store blocks until all of them hit   -> ok | timeout
- *               get FIRST COUNT      read and compare every byte          -> right N miss N wrong N
- *               run MS FIRST COUNT   store and read at random meanwhile   -> the same
- *               hold NUMBER          lease a block and keep the lease     -> ok | miss
- *               held                 compare the held block               -> right | wrong
- *               release              give it back                         -> ok
- *               take COUNT           take slots and keep them             -> ok N
- *               commit FIRST         fill, mark and commit what was taken -> ok N
- *               wait SECONDS         until connected and granted          -> ok | timeout
- *               stats                -> connects N instance N held N mapped N
- * Blocks      every word of block n tells n and its place
+ * Usage       load_engine SOCKET BLOCK_BYTES [POOL]; commands on stdin, a line each, an answer
+ * each: put FIRST COUNT      store blocks until all of them hit   -> ok | timeout get FIRST COUNT
+ * read and compare every byte          -> right N miss N wrong N run MS FIRST COUNT   store and
+ * read at random meanwhile   -> the same fetch FIRST COUNT    bring what is on NVMe, then as get ->
+ * the same hold NUMBER          lease a block and keep the lease     -> ok | miss held compare the
+ * held block               -> right | wrong release              give it back -> ok take COUNT take
+ * slots and keep them             -> ok N commit FIRST         fill, mark and commit what was taken
+ * -> ok N wait SECONDS         until connected and granted          -> ok | timeout stats ->
+ * connects N instance N held N mapped N, and of all commands: bytes N (compared), lost N (misses of
+ * blocks that had hit), errors N (answers that the library never owes) Blocks      every word of
+ * block n tells n and its place
  */
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -20,16 +19,18 @@
 
 #include <kvist/client.h>
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
-#include <signal.h>
 #include <time.h>
 
 #define PATIENCE_US 20000000U
 #define TAKES_MAX   256U
+#define NUMBERS_MAX 65536U /* blocks */
+#define BATCH_MAX   8U     /* leases that run holds at a time */
 
 static struct {
     struct kvist_client *client;
@@ -40,6 +41,10 @@ static struct {
     uint64_t held_number;
     struct kvist_take takes[TAKES_MAX];
     size_t take_count;
+    bool has_hit[NUMBERS_MAX];
+    uint64_t bytes;
+    uint64_t lost;
+    uint64_t errors;
 } engine;
 
 struct tally {
@@ -62,6 +67,17 @@ static uint64_t next_random(void)
     return engine.random;
 }
 
+/* What a client may be told while its daemon dies and comes back; all else is an error. */
+static bool is_ok(enum kvist_status status)
+{
+    if (status != KVIST_OK && status != KVIST_UNAVAILABLE && status != KVIST_BUSY &&
+        status != KVIST_STALE) {
+        (void)fprintf(stderr, "load_engine: %s\n", kvist_status_name(status));
+        engine.errors++;
+    }
+    return status == KVIST_OK;
+}
+
 static void key_of(uint64_t number, uint8_t key_out[KVIST_KEY_BYTES])
 {
     const uint64_t words[4] = {(number + 1) * 0x9e3779b97f4a7c15ULL, number, 5, 3};
@@ -78,6 +94,7 @@ static void fill(uint64_t *words, uint64_t number)
 static bool is_filled(const uint64_t *words, uint64_t number)
 {
     uint64_t difference = 0;
+    engine.bytes += engine.block_bytes;
     for (uint64_t index = 0; index < engine.block_bytes / 8; index++) {
         difference |= words[index] ^ (number << 32 | index) * 0xbf58476d1ce4e5b9ULL;
     }
@@ -97,29 +114,33 @@ static bool finish_put(const struct kvist_take *take, uint64_t number)
         }
         kvist_pool_unpin(engine.pool, take->instance);
     }
-    if (slot == NULL || kvist_pool_mark(engine.pool, take) != KVIST_OK) {
+    if (slot == NULL || !is_ok(kvist_pool_mark(engine.pool, take))) {
         kvist_pool_untake(engine.pool, take, 1);
         return false;
     }
-    return kvist_pool_commit(engine.pool, take, key, 1, NULL, engine.block_bytes) == KVIST_OK;
+    return is_ok(kvist_pool_commit(engine.pool, take, key, 1, NULL, engine.block_bytes));
 }
 
 static bool put(uint64_t number)
 {
     struct kvist_take take;
     size_t count = 0;
-    return kvist_pool_take(engine.pool, 1, &take, &count) == KVIST_OK && count == 1 &&
+    return is_ok(kvist_pool_take(engine.pool, 1, &take, &count)) && count == 1 &&
            finish_put(&take, number);
 }
 
-static bool acquire(uint64_t number, struct kvist_lease *lease_out)
+/* @return READY: leased; else why not */
+static enum kvist_probe acquire(uint64_t number, struct kvist_lease *lease_out)
 {
     uint8_t key[KVIST_KEY_BYTES];
-    enum kvist_probe stop;
+    enum kvist_probe stop = KVIST_PROBE_MISS;
     size_t count = 0;
     key_of(number, key);
-    return kvist_pool_acquire(engine.pool, key, 1, lease_out, &count, &stop) == KVIST_OK &&
-           count == 1;
+    bool hit =
+        is_ok(kvist_pool_acquire(engine.pool, key, 1, lease_out, &count, &stop)) && count == 1;
+    engine.lost += !hit && engine.has_hit[number];
+    engine.has_hit[number] = hit;
+    return hit ? KVIST_PROBE_READY : stop;
 }
 
 /* A hit must be readable, whatever the daemon does. */
@@ -134,17 +155,43 @@ static bool holds(const struct kvist_lease *lease, uint64_t number)
     return right;
 }
 
+static void compare(const struct kvist_lease *lease, uint64_t number, struct tally *tally)
+{
+    bool right = holds(lease, number);
+    tally->right += right;
+    tally->wrong += !right;
+}
+
 static void get(uint64_t number, struct tally *tally)
 {
     struct kvist_lease lease;
-    if (!acquire(number, &lease)) {
+    if (acquire(number, &lease) != KVIST_PROBE_READY) {
         tally->miss++;
         return;
     }
-    bool right = holds(&lease, number);
-    tally->right += right;
-    tally->wrong += !right;
+    compare(&lease, number, tally);
     kvist_pool_release(engine.pool, &lease, 1);
+}
+
+static void prefetch(uint64_t number)
+{
+    uint8_t key[KVIST_KEY_BYTES];
+    key_of(number, key);
+    (void)is_ok(kvist_pool_prefetch(engine.pool, key, 1));
+}
+
+static void fetch(uint64_t number, struct tally *tally)
+{
+    uint8_t key[KVIST_KEY_BYTES];
+    uint8_t probe = KVIST_PROBE_MISS;
+    uint64_t deadline_us = kvist_clock_now_us() + PATIENCE_US;
+    key_of(number, key);
+    while (is_ok(kvist_pool_probe(engine.pool, key, 1, &probe)) && probe != KVIST_PROBE_READY &&
+           kvist_clock_now_us() < deadline_us) {
+        prefetch(number);
+        pause_us(1000);
+    }
+    get(number, tally);
 }
 
 static bool put_all(uint64_t first, uint64_t count)
@@ -169,18 +216,35 @@ static bool put_all(uint64_t first, uint64_t count)
     return true;
 }
 
+/* Every leased block is compared when it is leased and again before it is released. */
 static struct tally run(uint64_t ms, uint64_t first, uint64_t count)
 {
     struct tally tally = {0};
+    struct kvist_lease leases[BATCH_MAX];
+    uint64_t numbers[BATCH_MAX];
     uint64_t end_us = kvist_clock_now_us() + ms * 1000;
     while (kvist_clock_now_us() < end_us) {
-        uint64_t number = first + next_random() % count;
-        uint64_t misses = tally.miss;
-        get(number, &tally);
-        if (tally.miss > misses) {
-            (void)put(number);
+        size_t held = 0;
+        for (unsigned turn = 0; turn < BATCH_MAX; turn++) {
+            uint64_t number = first + next_random() % count;
+            enum kvist_probe probe = acquire(number, &leases[held]);
+            if (probe == KVIST_PROBE_READY) {
+                compare(&leases[held], number, &tally);
+                numbers[held++] = number;
+                continue;
+            }
+            tally.miss++;
+            if (probe == KVIST_PROBE_MISS) {
+                (void)put(number);
+            } else {
+                prefetch(number);
+            }
         }
-        pause_us(200);
+        pause_us((long)(next_random() % 3000));
+        for (size_t index = 0; index < held; index++) {
+            compare(&leases[index], numbers[index], &tally);
+        }
+        kvist_pool_release(engine.pool, leases, held);
     }
     return tally;
 }
@@ -208,11 +272,15 @@ static void say_stats(void)
 {
     struct kvist_client_stats stats;
     kvist_client_stats(engine.client, &stats);
-    (void)printf("connects %llu instance %llu held %llu mapped %llu\n",
+    (void)printf("connects %llu instance %llu held %llu mapped %llu bytes %llu lost %llu "
+                 "errors %llu\n",
                  (unsigned long long)stats.connects,
                  (unsigned long long)kvist_pool_instance(engine.pool),
                  (unsigned long long)stats.grants_held,
-                 (unsigned long long)stats.mapped_bytes);
+                 (unsigned long long)stats.mapped_bytes,
+                 (unsigned long long)engine.bytes,
+                 (unsigned long long)engine.lost,
+                 (unsigned long long)engine.errors);
 }
 
 static void commit_taken(uint64_t first)
@@ -233,11 +301,18 @@ static void obey(char *line)
     unsigned long long c = 0;
     (void)sscanf(line, "%15s %llu %llu %llu", word, &a, &b, &c);
     struct tally tally = {0};
-    if (strcmp(word, "put") == 0) {
+    if (a >= NUMBERS_MAX || b >= NUMBERS_MAX || a + b > NUMBERS_MAX || c >= NUMBERS_MAX) {
+        (void)puts("what?");
+    } else if (strcmp(word, "put") == 0) {
         say(put_all(a, b), "timeout");
     } else if (strcmp(word, "get") == 0) {
         for (uint64_t number = a; number < a + b; number++) {
             get(number, &tally);
+        }
+        say_tally(&tally);
+    } else if (strcmp(word, "fetch") == 0) {
+        for (uint64_t number = a; number < a + b; number++) {
+            fetch(number, &tally);
         }
         say_tally(&tally);
     } else if (strcmp(word, "run") == 0) {
@@ -245,7 +320,7 @@ static void obey(char *line)
         say_tally(&tally);
     } else if (strcmp(word, "hold") == 0) {
         engine.held_number = a;
-        say(acquire(a, &engine.held), "miss");
+        say(acquire(a, &engine.held) == KVIST_PROBE_READY, "miss");
     } else if (strcmp(word, "held") == 0) {
         (void)puts(holds(&engine.held, engine.held_number) ? "right" : "wrong");
     } else if (strcmp(word, "release") == 0) {
@@ -269,7 +344,7 @@ static void obey(char *line)
     (void)fflush(stdout);
 }
 
-static bool begin(const char *socket_path)
+static bool begin(const char *socket_path, const char *pool_name)
 {
     struct kvist_client_options options = KVIST_CLIENT_OPTIONS_INIT;
     options.socket_path = socket_path;
@@ -281,7 +356,7 @@ static bool begin(const char *socket_path)
         return false;
     }
     engine.random |= 1;
-    const struct kvist_pool_field fields[] = {{"model", "load", 4}};
+    const struct kvist_pool_field fields[] = {{"model", pool_name, strlen(pool_name)}};
     struct kvist_pool_options pool = KVIST_POOL_OPTIONS_INIT;
     pool.fields = fields;
     pool.field_count = KVIST_ARRAY_COUNT(fields);
@@ -295,11 +370,11 @@ int main(int argc, char **argv)
 {
     char line[128];
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (argc != 3) {
+    if (argc != 3 && argc != 4) {
         return 2;
     }
     engine.block_bytes = strtoull(argv[2], NULL, 10);
-    if (!begin(argv[1])) {
+    if (!begin(argv[1], argc == 4 ? argv[3] : "load")) {
         return 1;
     }
     while (fgets(line, sizeof(line), stdin) != NULL) {

@@ -142,16 +142,23 @@ class Supervisor:
                 raise AssertionError(f"not within {limit_s} s: {what}\n{self.describe()}")
 
     def wait_ready(self, limit_s: float = 60.0) -> Run:
-        """Wait until the process that runs, or that comes next, has said READY=1."""
+        """Wait until the process that runs, or that comes next, has said READY=1.
+
+        One that ends with an exit status of its own meanwhile is a failure.
+        """
         found: list[Run] = []
+        first = len(self.runs) - 1
 
         def is_ready() -> bool:
             run = self._running()
             if run is not None and run.ready_s is not None:
                 found.append(run)
-            return bool(found)
+            gave_up = any((ended.status or 0) > 0 for ended in self.runs[first:])
+            return bool(found) or gave_up
 
         self.wait(is_ready, limit_s, "READY=1")
+        if not found:
+            raise AssertionError(f"it ended before it was ready\n{self.describe()}")
         return found[0]
 
     def wait_message(self, word: str, limit_s: float = 60.0) -> str:
@@ -204,8 +211,8 @@ class Supervisor:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def describe(self) -> str:
-        ends = [run.status for run in self.runs]
-        return f"ends: {ends}\nlast messages: {list(self.messages)[-5:]}\n{self.text()[-4000:]}"
+        ends = [run.status for run in self.runs[-20:]]
+        return f"last ends: {ends}\nlast messages: {list(self.messages)[-5:]}\n{self.text()[-4000:]}"
 
     # --- The manager's thread -------------------------------------------------------------------
 

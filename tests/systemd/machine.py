@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "support"))
-from told import ToldEngine  # noqa: E402
+from load import LoadEngine  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("KVIST_BUILD", HERE.parents[1] / "build/release")).resolve()
 BLOCK_BYTES = 65536
@@ -200,19 +200,22 @@ bytes = 256M
                            "\n".join(("[Service]", *lines, "")))
         self.machine.run("systemctl", "daemon-reload")
 
-    def engine(self) -> ToldEngine:
+    def engine(self) -> LoadEngine:
         """A real engine inside, connected: the first one starts kvistd."""
-        command = self.machine.enter("/build/tests/told_engine", SOCKET, str(BLOCK_BYTES), "1")
-        engine = ToldEngine(command)
-        self.addCleanup(engine.close)
-        self.told(engine.ask("wait", 60000))
+        engine = LoadEngine(self.machine.enter("/build/tests/e2e/load_engine", SOCKET,
+                                               str(BLOCK_BYTES)))
+        self.addCleanup(engine.kill)
+        self.assertEqual(engine.ask("wait", 60), "ok", self.machine.journal())
         return engine
 
-    def told(self, figures: dict[str, int], **expected: int) -> dict[str, int]:
-        """Nothing may be wrong, ever; more as expected."""
-        for name, value in {"wrong": 0, "errors": 0, **expected}.items():
-            self.assertEqual(figures[name], value, f"{name} in {figures}\n{self.machine.journal()}")
-        return figures
+    def put(self, engine: LoadEngine, first: int, count: int) -> None:
+        self.assertEqual(engine.ask("put", first, count), "ok", self.machine.journal())
+
+    def all_right(self, engine: LoadEngine, word: str, first: int, count: int) -> None:
+        """get or fetch: every block is found, and every byte as it was put."""
+        self.assertEqual(engine.numbers(word, first, count),
+                         {"right": count, "miss": 0, "wrong": 0}, self.machine.journal())
+        self.assertEqual(engine.numbers("stats")["errors"], 0)
 
     def main_pid(self) -> int:
         return int(self.machine.show(SERVICE, "MainPID"))
