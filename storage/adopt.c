@@ -6,9 +6,10 @@
  * Believed    the roster and the maps are written by daemons alone, but checked like a peer's;
  *             of a session page nothing but what page.c reads anyway, with the geometry that the
  *             roster knows.
- * A slot is   READY when exactly one whole index entry names it with its generation, and the pool's
- *             generation is its own; else GRANTED when the map says so and its session lives; else
- *             FREE when the map says so; else RETIRED, and free once no lease names it
+ * A slot is   READY when it and exactly one whole index entry name each other, in the slot's and in
+ *             the pool's generation; else RETIRED, free once no lease names it, when an entry names
+ *             it all the same; else GRANTED when the map says so and its session lives; else FREE
+ *             when the map says so; else RETIRED
  * NVMe        entries of blocks that are on NVMe are dropped, and come back when the tier reads its
  *             index: so none is believed that the tier does not have
  * Cost        O(slots + index); no block is touched
@@ -296,47 +297,47 @@ static enum kvist_status adopt_segment(struct adopter *adopter,
     return status;
 }
 
-/* Whether an entry names a slot that holds its block, in the pool's present generation. */
-static bool is_published(const struct kvist_store_pool *pool, const struct kvist_entry_copy *entry)
+/* Whether entry and slot name each other, in the pool's present generation. */
+static bool is_published(const struct kvist_store_pool *pool,
+                         uint32_t position,
+                         const struct kvist_entry_copy *entry)
 {
-    if (entry->slot >= pool->slot_max ||
-        kvist_slot_segment(pool, entry->slot)->life != KVIST_LIFE_LIVE) {
-        return false;
-    }
     const struct kvist_slot_entry *slot = &pool->map.slots[entry->slot];
     uint64_t block_bytes = kvist_slot_block_bytes(pool, entry->slot);
     uint64_t generation = atomic_load_explicit(&slot->pool_generation, memory_order_relaxed);
-    uint32_t state = word(&slot->state);
-    /* GRANTED, LOADING: the old store died between the index entry and the slot entry. */
-    return kvist_slot_generation(pool, entry->slot) == entry->generation &&
-           generation == pool->about.generation && state > KVIST_SLOT_FREE &&
-           state <= KVIST_SLOT_LOADING && block_bytes > 0 && block_bytes <= pool->about.slot_bytes;
+    return word(&slot->state) == KVIST_SLOT_READY && word(&slot->entry) == position &&
+           kvist_slot_generation(pool, entry->slot) == entry->generation &&
+           generation == pool->about.generation && block_bytes > 0 &&
+           block_bytes <= pool->about.slot_bytes;
 }
 
+/* A slot that is named by an entry and not READY by it may be leased: it is CLASHED, and retires. So
+   does one whose commit the old store died in: the block may have been found already. */
 static bool keep_entry(void *ctx, uint32_t position, struct kvist_entry_copy *entry)
 {
     struct kvist_store_pool *pool = ctx;
+    uint64_t *dropped = &pool->store->adoption.blocks_dropped;
     if (entry->state != KVIST_ENTRY_READY) {
         return false;
     }
-    if (!is_published(pool, entry)) {
-        pool->store->adoption.blocks_dropped++;
+    if (entry->slot >= pool->slot_max ||
+        kvist_slot_segment(pool, entry->slot)->life != KVIST_LIFE_LIVE) {
+        (*dropped)++;
         return false;
     }
     struct kvist_slot *slot = &pool->slots[entry->slot];
-    if (slot->entry != KVIST_ENTRY_NONE) {
-        /* Whose bytes are these? */
-        if (slot->entry != CLASHED) {
-            kvist_map_remove(&pool->map, slot->entry);
-            slot->entry = CLASHED;
-            pool->store->adoption.blocks_dropped++;
-        }
-        pool->store->adoption.blocks_dropped++;
-        return false;
+    if (slot->entry == KVIST_ENTRY_NONE && is_published(pool, position, entry)) {
+        slot->entry = position;
+        entry->extent = 0;
+        return true;
     }
-    slot->entry = position;
-    entry->extent = 0;
-    return true;
+    if (slot->entry < CLASHED) { /* whose bytes are these? */
+        kvist_map_remove(&pool->map, slot->entry);
+        (*dropped)++;
+    }
+    slot->entry = CLASHED;
+    (*dropped)++;
+    return false;
 }
 
 static void forget_entries(struct kvist_store_pool *pool, uint32_t segment)
@@ -569,10 +570,13 @@ static enum kvist_slot_state judge_slot(struct kvist_store_pool *pool, uint32_t 
     uint32_t state = word(&entry->state);
     info->epoch = current ? pool->epoch : pool->epoch - 1;
     info->next = KVIST_SLOT_NONE;
-    if (info->entry < pool->map.capacity) {
+    if (info->entry < CLASHED) {
         return KVIST_SLOT_READY;
     }
-    info->entry = KVIST_ENTRY_NONE;
+    if (info->entry == CLASHED) {
+        info->entry = KVIST_ENTRY_NONE;
+        return KVIST_SLOT_RETIRED;
+    }
     if (state == KVIST_SLOT_GRANTED && claim(pool, slot)) {
         return KVIST_SLOT_GRANTED;
     }

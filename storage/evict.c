@@ -336,6 +336,34 @@ static bool take_from_others(struct kvist_store_pool *pool)
     return true;
 }
 
+void kvist_evict_shrink(struct kvist_store *store)
+{
+    if (store->used_bytes - store->draining_bytes <= store->options.arena_bytes ||
+        store->now_us < store->shrink_after_us) {
+        return;
+    }
+    struct kvist_store_pool *best = NULL;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        struct kvist_store_pool *pool = store->pools[index];
+        if (pool != NULL && live_segments(pool) > 0 && store->now_us >= pool->keeps_until_us &&
+            is_better(pool, best)) {
+            best = pool;
+        }
+    }
+    if (best == NULL) {
+        return;
+    }
+    (void)kvist_evict_count_leases(store, NULL);
+    struct kvist_segment *segment = choose_segment(best);
+    if (segment == NULL) {
+        best->keeps_until_us = store->now_us + KVIST_KEEPS_US;
+        store->shrink_after_us = store->now_us + KVIST_TAKE_RETRY_US;
+        return;
+    }
+    segment->drain_since_us = store->now_us;
+    kvist_slot_set_draining(best, segment, true);
+}
+
 static uint64_t ahead_bytes(const struct kvist_store_pool *pool)
 {
     uint64_t bytes = pool->store->options.arena_bytes / AHEAD_OF_ARENA;

@@ -317,6 +317,7 @@ struct kvist_store {
     uint64_t keep_count; /* fds handed to the keeper */
     uint64_t kept_count; /* of those, the first so many are safe */
     struct kvist_adoption adoption;
+    uint64_t shrink_after_us;
     uint64_t adopted_bytes; /* of segments; may exceed arena_bytes until they are drained */
     uint64_t used_bytes;
     uint64_t populated_bytes;
@@ -557,6 +558,8 @@ uint32_t kvist_evict_slots(struct kvist_store_pool *pool,
 void kvist_evict_scan(struct kvist_store_pool *pool);
 /* Count leased slots of every pool, and those of one session when it is not NULL. */
 uint64_t kvist_evict_count_leases(struct kvist_store *store, struct kvist_store_session *session);
+/* More was adopted than the arena may have: a segment at a time is given back. */
+void kvist_evict_shrink(struct kvist_store *store);
 void kvist_evict_turn(struct kvist_store_pool *pool);
 void kvist_evict_turn_retired(struct kvist_store *store);
 

@@ -245,6 +245,9 @@ kvist_roster_keep(struct kvist_store *store, enum kvist_kept_kind kind, uint32_t
     if (keeper->keep == NULL) {
         return KVIST_OK;
     }
+    if (store->closing) {
+        return KVIST_CLOSED;
+    }
     enum kvist_status status = keeper->keep(store->options.ctx, name_of(kind, serial, name), fd);
     store->keep_count += status == KVIST_OK;
     return status;

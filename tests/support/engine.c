@@ -2,11 +2,13 @@
 
 #include "proto/base/clock.h"
 #include "proto/shm/memfd.h"
+#include "storage/internal.h"
 #include "tests/support/unit.h"
 
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define QUIET_TURNS 4
@@ -160,6 +162,7 @@ void kvist_test_settle(struct kvist_store *store)
         }
         bool more = poll(polls, (nfds_t)count, QUIET_MS) > 0;
         more = kvist_store_turn(store, kvist_clock_now_us() + clock_offset_us) || more;
+        kvist_store_kept(store, store->keep_count);
         struct kvist_store_stats stats;
         kvist_store_stats(store, &stats);
         more = more || stats.arena_used_bytes != stats.populated_bytes || stats.slots_loading > 0;
@@ -219,6 +222,11 @@ static void add_member(struct kvist_test_engine *engine, bool schedules, bool ma
     KVIST_TEST_FATAL(
         kvist_store_process_open(
             engine->session, schedules, maps, rank, member, &member->process, NULL) == KVIST_OK);
+    int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    KVIST_TEST_FATAL(pidfd >= 0);
+    KVIST_TEST_FATAL(
+        kvist_store_process_watch(member->process, (uint32_t)getpid(), pidfd) == KVIST_OK);
+    (void)close(pidfd);
 }
 
 struct kvist_test_engine *
@@ -231,6 +239,8 @@ kvist_test_engine_open(struct kvist_store *store, uint8_t number, uint32_t rank_
     engine->rank_count = rank_count;
     KVIST_TEST_FATAL(
         kvist_store_session_open(store, id, rank_count, &engine->session, NULL) == KVIST_OK);
+    static const struct kvist_store_about about = {.uid = 1000, .tenant = "t", .name = "test"};
+    kvist_store_session_describe(engine->session, &about);
     uint64_t bytes = kvist_store_session_page_bytes(engine->session);
     KVIST_TEST_FATAL(kvist_memfd_map(kvist_store_session_page_fd(engine->session),
                                      bytes,
@@ -288,6 +298,82 @@ void kvist_test_engine_detach(struct kvist_test_engine *engine, uint32_t ordinal
     memset(mine, 0, sizeof(*mine));
     for (uint32_t index = 0; index < engine->member_count; index++) {
         kvist_store_detach(engine->members[index].process, ordinal);
+    }
+}
+
+static bool find_adopted(const struct kvist_test_engine *engine,
+                         const struct kvist_store *store,
+                         struct kvist_store_adopted *adopted_out)
+{
+    for (uint32_t place = 0; place < KVIST_SESSIONS_MAX; place++) {
+        if (kvist_store_adopted(store, place, adopted_out) &&
+            memcmp(adopted_out->id, engine->geometry.session_id, sizeof(adopted_out->id)) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void adopt_member(struct kvist_test_member *member,
+                         const struct kvist_store_adopted *adopted)
+{
+    const struct kvist_test_engine *engine = member->engine;
+    bool schedules = member == &engine->members[0];
+    bool maps = engine->rank_count == 1 || !schedules;
+    member->process = NULL;
+    for (size_t index = 0; index < adopted->process_count; index++) {
+        if (adopted->processes[index].schedules == schedules &&
+            adopted->processes[index].maps_segments == maps &&
+            (!maps || adopted->processes[index].rank == rank_of(member))) {
+            member->process = adopted->processes[index].process;
+        }
+    }
+    KVIST_TEST_FATAL(member->process != NULL);
+    kvist_store_process_set_ctx(member->process, member);
+}
+
+bool kvist_test_engine_can_adopt(struct kvist_test_engine *engine, struct kvist_store *store)
+{
+    struct kvist_store_adopted adopted;
+    bool can = find_adopted(engine, store, &adopted) &&
+               adopted.process_count == engine->member_count;
+    for (uint32_t ordinal = 0; can && ordinal < engine->pool_count; ordinal++) {
+        can = adopted.session->attachments[ordinal].pool ==
+              kvist_store_pool_lookup(store, engine->pools[ordinal].header.pool_id);
+    }
+    return can;
+}
+
+void kvist_test_engine_adopt(struct kvist_test_engine *engine, struct kvist_store *store)
+{
+    struct kvist_store_adopted adopted;
+    KVIST_TEST_FATAL(find_adopted(engine, store, &adopted));
+    engine->store = store;
+    engine->session = adopted.session;
+    for (uint32_t index = 0; index < engine->member_count; index++) {
+        adopt_member(&engine->members[index], &adopted);
+    }
+    for (uint32_t ordinal = 0; ordinal < engine->pool_count; ordinal++) {
+        struct kvist_test_pool *mine = &engine->pools[ordinal];
+        if (mine->map != NULL) {
+            mine->grant_count = 0; /* said again */
+            KVIST_TEST_EQUAL(
+                kvist_test_engine_attach(
+                    engine, kvist_store_pool_lookup(store, mine->header.pool_id)),
+                ordinal);
+        }
+    }
+}
+
+void kvist_test_engine_abandon(struct kvist_test_engine **engine)
+{
+    if (*engine != NULL) {
+        for (uint32_t index = 0; index < (*engine)->pool_count; index++) {
+            unmap_all(&(*engine)->pools[index]);
+        }
+        kvist_memfd_unmap(&(*engine)->page, (*engine)->geometry.page_bytes);
+        free(*engine);
+        *engine = NULL;
     }
 }
 

@@ -86,6 +86,18 @@ uint32_t kvist_test_engine_attach(struct kvist_test_engine *engine, struct kvist
 /** Unmap all of a pool and detach all processes from it; its ordinal is free then. */
 void kvist_test_engine_detach(struct kvist_test_engine *engine, uint32_t ordinal);
 
+/**
+ * Go on with a store that has adopted the engine's session: as after a new connection, with the
+ * memory that is mapped already. Ordinals are as they were.
+ */
+void kvist_test_engine_adopt(struct kvist_test_engine *engine, struct kvist_store *store);
+
+/** Whether the store has adopted all of the engine. */
+bool kvist_test_engine_can_adopt(struct kvist_test_engine *engine, struct kvist_store *store);
+
+/** Unmap and forget an engine whose session no store has any more. NULL is fine. */
+void kvist_test_engine_abandon(struct kvist_test_engine **engine);
+
 /** Every process ends, then the session. */
 void kvist_test_engine_close(struct kvist_test_engine **engine);
 

@@ -1,7 +1,8 @@
 # The store and its parts. Included by units.cmake.
-add_library(kvist_test_engine STATIC support/engine.c)
+add_library(kvist_test_engine STATIC support/engine.c support/vault.c)
 target_link_libraries(kvist_test_engine PUBLIC kvist_storage kvist_key kvist_test_support)
 
+kvist_add_unit(adopt unit/adopt_test.c kvist_test_engine)
 kvist_add_unit(detach unit/detach_test.c kvist_test_engine)
 kvist_add_unit(evict unit/evict_test.c kvist_test_engine)
 kvist_add_unit(grants unit/grants_test.c kvist_test_engine)
