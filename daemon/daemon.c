@@ -401,6 +401,7 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .checksum_threads = (uint32_t)config->memory_checksum_threads,
         .hold_us = config->limits_hold_ms * 1000,
         .admission = (enum kvist_admission)config->nvme_admission,
+        .eviction = (enum kvist_eviction)config->memory_eviction,
         .tier = config->nvme_path[0] != '\0' ? &tier : NULL,
         .events = kvist_push_events,
         .keeper = {.keep = daemon->fdstore.max > 0 ? keep_fd : NULL,

@@ -127,7 +127,7 @@ void kvist_block_order_fresh(struct kvist_store_pool *pool)
     while (pool->fresh_count > 0) {
         uint32_t slot = pool->fresh[--pool->fresh_count];
         if (kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
-            pool->ops->touch(pool->policy, slot);
+            pool->ops->renew(pool->policy, slot);
         }
     }
 }

@@ -152,9 +152,9 @@ static const char *check_policy(const struct kvist_store_pool *pool)
 {
     uint32_t count = 0;
     uint64_t bytes = 0;
-    for (uint32_t slot = pool->ops->victim(pool->policy, KVIST_SLOT_NONE);
+    for (uint32_t slot = pool->ops->hottest(pool->policy, KVIST_SLOT_NONE);
          slot != KVIST_SLOT_NONE && count <= pool->slot_max;
-         slot = pool->ops->victim(pool->policy, slot)) {
+         slot = pool->ops->hottest(pool->policy, slot)) {
         if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_READY) {
             return "the policy knows a slot that is not READY";
         }

@@ -117,14 +117,16 @@ uint32_t kvist_evict_slots(struct kvist_store_pool *pool,
         if ((info->flags & KVIST_FLAG_LEASED) != 0) {
             info->flags &= (uint8_t)~KVIST_FLAG_LEASED;
             kvist_slot_restore(pool, slots[index]);
-            pool->ops->touch(pool->policy, slots[index]);
+            pool->ops->renew(pool->policy, slots[index]);
             stats->evictions_leased_total++;
             gone--;
+        } else {
+            kvist_slot_forget(pool, slots[index], by_policy);
         }
     }
     for (uint32_t index = 0; gone > 0 && index < count; index++) {
         if (kvist_slot_state_of(pool, slots[index]) == KVIST_SLOT_RETIRED) {
-            kvist_slot_settle(pool, slots[index], by_policy);
+            kvist_slot_settle(pool, slots[index]);
         }
     }
     stats->evictions_total += gone;

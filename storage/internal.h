@@ -25,7 +25,7 @@
 #include "proto/base/check.h"
 #include "storage/map.h"
 #include "storage/page.h"
-#include "storage/policy.h"
+#include "storage/policy/policy.h"
 #include "storage/roster.h"
 #include "storage/store.h"
 #include "storage/workers.h"
@@ -439,8 +439,11 @@ void kvist_slot_publish(struct kvist_store_pool *pool,
 /* READY -> RETIRED; and back. The policy still knows it. */
 void kvist_slot_retire(struct kvist_store_pool *pool, uint32_t slot);
 void kvist_slot_restore(struct kvist_store_pool *pool, uint32_t slot);
-/* RETIRED -> FREE; the policy forgets it, and its index entry is settled. */
-void kvist_slot_settle(struct kvist_store_pool *pool, uint32_t slot, bool evicted);
+/* The policy forgets a RETIRED slot. Of all that are retired together, before one is settled: that
+   empties tombstones, and with them the keys of others, which ghosts are named by. */
+void kvist_slot_forget(struct kvist_store_pool *pool, uint32_t slot, bool evicted);
+/* RETIRED and forgotten -> FREE; its index entry is settled. */
+void kvist_slot_settle(struct kvist_store_pool *pool, uint32_t slot);
 /* READY -> RETIRED, onto the retired list; its index entry was dropped by the caller. */
 void kvist_slot_discard(struct kvist_store_pool *pool, uint32_t slot, uint64_t key_tag);
 /* Walk the retired list: what is neither pinned nor flagged leased becomes FREE. */

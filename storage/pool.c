@@ -215,7 +215,7 @@ static struct kvist_store_pool *make_pool(struct kvist_store *store,
         pool->serial = serial;
         pool->store = store;
         pool->about = *about;
-        pool->ops = &kvist_policy_lru;
+        pool->ops = kvist_policies[store->options.eviction];
         pool->retired_head = KVIST_SLOT_NONE;
         pool->last_used_us = store->now_us;
         pool->put_wanted = store->options.tier != NULL;

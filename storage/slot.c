@@ -181,7 +181,16 @@ void kvist_slot_restore(struct kvist_store_pool *pool, uint32_t slot)
     pool->block_bytes_ready += kvist_slot_block_bytes(pool, slot);
 }
 
-void kvist_slot_settle(struct kvist_store_pool *pool, uint32_t slot, bool evicted)
+void kvist_slot_forget(struct kvist_store_pool *pool, uint32_t slot, bool evicted)
+{
+    KVIST_CHECK(kvist_slot_state_of(pool, slot) == KVIST_SLOT_RETIRED);
+    struct kvist_entry_copy entry;
+    kvist_map_read(&pool->map, pool->slots[slot].entry, &entry);
+    KVIST_CHECK(entry.state != KVIST_ENTRY_EMPTY);
+    pool->ops->remove(pool->policy, slot, entry.key[0], evicted);
+}
+
+void kvist_slot_settle(struct kvist_store_pool *pool, uint32_t slot)
 {
     KVIST_CHECK(kvist_slot_state_of(pool, slot) == KVIST_SLOT_RETIRED);
     struct kvist_slot *info = &pool->slots[slot];
@@ -190,7 +199,6 @@ void kvist_slot_settle(struct kvist_store_pool *pool, uint32_t slot, bool evicte
     if (entry.state == KVIST_ENTRY_TOMBSTONE) {
         kvist_map_settle(&pool->map, info->entry);
     }
-    pool->ops->remove(pool->policy, slot, entry.key[0], evicted);
     info->entry = KVIST_ENTRY_NONE;
     make_free(pool, slot);
 }
@@ -199,7 +207,7 @@ void kvist_slot_discard(struct kvist_store_pool *pool, uint32_t slot, uint64_t k
 {
     KVIST_CHECK(kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY);
     struct kvist_slot *info = &pool->slots[slot];
-    pool->ops->remove(pool->policy, slot, key_tag, 0);
+    pool->ops->remove(pool->policy, slot, key_tag, false);
     pool->block_bytes_ready -= kvist_slot_block_bytes(pool, slot);
     info->entry = KVIST_ENTRY_NONE;
     info->next = pool->retired_head;

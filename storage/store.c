@@ -22,6 +22,9 @@ static enum kvist_status check_options(const struct kvist_store_options *options
                                (unsigned long long)options->arena_bytes,
                                KVIST_ARENA_BYTES_MIN);
     }
+    if ((uint32_t)options->eviction >= KVIST_EVICTIONS) {
+        return kvist_error_set(err, KVIST_INVALID, 0, "store", "there is no such eviction");
+    }
     if (options->checksum_threads == 0 || options->checksum_threads > CHECKSUM_MAX) {
         return kvist_error_set(
             err, KVIST_INVALID, 0, "store", "checksum_threads is not 1 to %u", CHECKSUM_MAX);

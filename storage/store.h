@@ -35,6 +35,7 @@
 #ifndef KVIST_STORAGE_STORE_H
 #define KVIST_STORAGE_STORE_H
 
+#include "storage/policy/policy.h"
 #include "storage/tier.h"
 
 #include <kvist/error.h>
@@ -107,6 +108,7 @@ enum kvist_admission {
 };
 
 struct kvist_store_options {
+    enum kvist_eviction eviction; /* of every pool */
     uint64_t arena_bytes;      /* at least KVIST_ARENA_BYTES_MIN */
     bool huge_pages;           /* ask for them */
     uint32_t checksum_threads; /* at idle priority; 1..8 */

@@ -34,7 +34,7 @@ static void ignore_touch(struct kvist_policy *policy, uint32_t slot)
     (void)slot;
 }
 
-static void ignore_remove(struct kvist_policy *policy, uint32_t slot, uint64_t key_tag, int evicted)
+static void ignore_remove(struct kvist_policy *policy, uint32_t slot, uint64_t key_tag, bool evicted)
 {
     (void)policy;
     (void)slot;
@@ -46,6 +46,7 @@ static const struct kvist_policy_ops no_policy = {
     .name = "none",
     .insert = ignore_insert,
     .touch = ignore_touch,
+    .renew = ignore_touch,
     .remove = ignore_remove,
 };
 

@@ -1,6 +1,6 @@
 /* policy: the LRU, case by case and against a list. */
 #include "proto/shm/layout.h"
-#include "storage/policy.h"
+#include "storage/policy/policy.h"
 #include "tests/support/unit.h"
 
 #include <stdbool.h>

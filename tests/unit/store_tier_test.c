@@ -37,6 +37,7 @@ static void open_all(enum kvist_admission admission)
     struct kvist_store_options options = kvist_test_options(ARENA);
     options.tier = &tier_options;
     options.admission = admission;
+    options.eviction = KVIST_EVICTION_LRU; /* cases push blocks out by writing others */
     options.hold_us = HOLD_US;
     store = kvist_test_store_open(&options);
     skipped_seen = 0;
