@@ -20,6 +20,7 @@ static const struct kvist_tool_command commands[] = {
     {"clear", "", "drop blocks from memory and NVMe", kvist_tool_clear},
     {"save", "", "write what is only in memory to NVMe", kvist_tool_save},
     {"bench", "", "measure beside memcpy, with a kvistd of its own; with --socket it fills that one's cache", kvist_tool_bench},
+    {"replay", "TRACE", "what an eviction policy makes of a trace", kvist_tool_replay},
 };
 
 static void print_usage(FILE *out)

@@ -94,5 +94,6 @@ int kvist_tool_inspect(struct kvist_tool *, const struct kvist_tool_command *, i
 int kvist_tool_clear(struct kvist_tool *, const struct kvist_tool_command *, int, char **);
 int kvist_tool_save(struct kvist_tool *, const struct kvist_tool_command *, int, char **);
 int kvist_tool_bench(struct kvist_tool *, const struct kvist_tool_command *, int, char **);
+int kvist_tool_replay(struct kvist_tool *, const struct kvist_tool_command *, int, char **);
 
 #endif

@@ -548,6 +548,15 @@ enum kvist_status kvist_test_engine_suspect(struct kvist_test_engine *engine,
         engine->members[0].process, ordinal, (const uint8_t(*)[KVIST_KEY_BYTES])keys, count);
 }
 
+uint32_t
+kvist_test_engine_slot_of(struct kvist_test_engine *engine, uint32_t ordinal, uint64_t number)
+{
+    struct kvist_entry_copy copy;
+    bool ready = find(&engine->pools[ordinal], number, &copy) != KVIST_ENTRY_NONE &&
+                 copy.state == KVIST_ENTRY_READY;
+    return ready ? copy.slot : KVIST_SLOT_NONE;
+}
+
 static struct kvist_lease_record *lease_record(struct kvist_test_engine *engine, uint32_t record)
 {
     struct kvist_lease_record *records =

@@ -153,6 +153,9 @@ enum kvist_status kvist_test_engine_suspect(struct kvist_test_engine *engine,
 
 /** Settle until so many checksums have been taken: it is done at idle priority. */
 void kvist_test_settle_sums(struct kvist_store *store, uint64_t count);
+/** The slot of key number n; KVIST_SLOT_NONE: it is not READY. */
+uint32_t
+kvist_test_engine_slot_of(struct kvist_test_engine *engine, uint32_t ordinal, uint64_t number);
 
 /**
  * Lease key number n with lease record `record`, by the protocol.

@@ -5,6 +5,13 @@ foreach(part close link pool)
 endforeach()
 kvist_add_unit(client_tool unit/client_tool_test.c kvist_tool_core)
 
+add_library(kvist_test_traces STATIC support/traces.c)
+target_link_libraries(kvist_test_traces PUBLIC kvist_test_support PRIVATE m)
+add_executable(test_replay unit/replay_test.c)
+target_link_libraries(test_replay PRIVATE kvist_tool_core kvist_test_traces)
+add_test(NAME replay COMMAND test_replay $<TARGET_FILE:kvist>)
+set_tests_properties(replay PROPERTIES TIMEOUT 240 LABELS unit)
+
 # libkvist and the tool against a real kvistd.
 if(KVIST_BUILD_DAEMON)
     add_executable(test_client_e2e e2e/client_e2e_test.c)

@@ -78,15 +78,8 @@ static void fill_arena(void)
 
 static uint64_t ref_of(uint64_t number)
 {
-    struct kvist_test_pool *mine = &engine->pools[0];
-    struct kvist_entry_copy copy;
-    uint8_t key[KVIST_KEY_BYTES];
-    kvist_test_key(number, key);
-    const struct kvist_index_entry *index =
-        (const void *)((const char *)mine->map + mine->header.index_offset);
-    uint32_t at =
-        kvist_index_find(index, mine->header.index_capacity, mine->header.index_seed, key, &copy);
-    return at == KVIST_ENTRY_NONE ? 0 : kvist_slot_ref(0, copy.slot);
+    uint32_t slot = kvist_test_engine_slot_of(engine, 0, number);
+    return slot == KVIST_SLOT_NONE ? 0 : kvist_slot_ref(0, slot);
 }
 
 static void touched_blocks_stay(void)
