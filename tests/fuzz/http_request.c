@@ -7,6 +7,7 @@
 #include "daemon/http.h"
 #include "tests/fuzz/fuzz.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,7 +20,6 @@ static struct {
     struct event_base *base;
     struct kvist_counters counters;
     struct kvist_http http;
-    char directory[64];
     struct sockaddr_un address;
 } served;
 
@@ -35,21 +35,32 @@ static bool is_ready(void *ctx)
     return false;
 }
 
+/* libFuzzer ends without atexit(), so nothing stays in the file system: the socket is reached
+ * through a descriptor of its inode. */
+static void unlink_socket(const char *directory)
+{
+    char lock[sizeof(served.address.sun_path) + 8];
+    (void)snprintf(lock, sizeof(lock), "%s.lock", served.address.sun_path);
+    int fd = open(served.address.sun_path, O_PATH | O_CLOEXEC);
+    KVIST_FUZZ_REQUIRE(fd >= 0 && unlink(served.address.sun_path) == 0 && unlink(lock) == 0 &&
+                       rmdir(directory) == 0);
+    (void)snprintf(
+        served.address.sun_path, sizeof(served.address.sun_path), "/proc/self/fd/%d", fd);
+}
+
 static void clean(void)
 {
     kvist_http_stop(&served.http);
     event_base_free(served.base);
-    (void)unlink(served.address.sun_path);
-    (void)rmdir(served.directory);
 }
 
 static void serve(void)
 {
-    (void)snprintf(served.directory, sizeof(served.directory), "/tmp/kvist-fuzz-XXXXXX");
-    KVIST_FUZZ_REQUIRE(mkdtemp(served.directory) != NULL);
+    char directory[] = "/tmp/kvist-fuzz-XXXXXX";
+    KVIST_FUZZ_REQUIRE(mkdtemp(directory) != NULL);
     served.address.sun_family = AF_UNIX;
     (void)snprintf(
-        served.address.sun_path, sizeof(served.address.sun_path), "%s/http", served.directory);
+        served.address.sun_path, sizeof(served.address.sun_path), "%s/http", directory);
     const struct kvist_http_address address = {.kind = KVIST_HTTP_UNIX,
                                                .path = served.address.sun_path};
     const struct kvist_http_pages pages = {
@@ -59,7 +70,8 @@ static void serve(void)
     KVIST_FUZZ_REQUIRE(
         kvist_http_start(&served.http, served.base, &address, &served.counters, &pages, NULL) ==
         KVIST_OK);
-    KVIST_FUZZ_REQUIRE(atexit(clean) == 0);
+    unlink_socket(directory);
+    KVIST_FUZZ_REQUIRE(atexit(clean) == 0); /* of the replay */
 }
 
 static void handle(void)
