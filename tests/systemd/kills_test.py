@@ -98,5 +98,26 @@ class FullStore(machine.Case):
         self.all_right(self.engine(), "get", 0, 1)
 
 
+class SmallStore(machine.Case):
+    def test_a_limit_that_is_too_low_is_refused(self):
+        self.drop_in("FileDescriptorStoreMax=100", "Environment=FDSTORE=100")
+        self.assertNotEqual(self.machine.try_run("systemctl", "start", SERVICE).returncode, 0)
+        self.assertIn("FileDescriptorStoreMax=", self.machine.journal("-u", SERVICE))
+
+    def test_what_vanishes_is_missed_and_never_wrong(self):
+        """systemd keeps fewer than kvistd believes, and does not say so."""
+        rig = self.machine
+        self.drop_in("FileDescriptorStoreMax=20", "Environment=FDSTORE=1024")
+        engine = self.engine()
+        self.put(engine, 0, 5 * BLOCKS)
+        self.signal("KILL")
+        rig.wait(lambda: rig.show(SERVICE, "NRestarts") == "1" and self.is_active(), "a restart")
+        self.assertLessEqual(int(rig.show(SERVICE, "NFileDescriptorStore")), 20)
+        for reader in (engine, self.engine()):
+            self.assertEqual(reader.numbers("get", 0, 5 * BLOCKS)["wrong"], 0)
+        self.put(self.engine(), 5 * BLOCKS, BLOCKS)
+        self.assertEqual(engine.numbers("stats")["errors"], 0)
+
+
 if __name__ == "__main__":
     machine.main()

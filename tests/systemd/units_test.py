@@ -1,11 +1,34 @@
 #!/usr/bin/env python3
 """The shipped units under a real systemd: activation, restart, stop, reload, watchdog, upgrade."""
+import os
+import pathlib
 import re
+import unittest
 
 import machine
 from machine import SERVICE, SOCKET
 
 BLOCKS = 50
+
+
+class Rig(unittest.TestCase):
+    def test_leaves_nothing_on_the_host(self):
+        with machine.Machine() as rig:
+            name = rig.directory.name
+            rig.write("/tmp/x", "x")
+            rig.write("/usr/bin/x", "x")
+            rig.write("/run/x", "x")
+            self.assertEqual(list(rig.directory.iterdir()), [], "the host sees its files")
+            setting = "/proc/sys/kernel/pid_max"
+            as_it_is = rig.try_run("sh", "-c", f"value=$(cat {setting}); echo $value >{setting}")
+            self.assertIn("Read-only", as_it_is.stderr)
+            inside = {name: os.readlink(f"/proc/{rig.pid}/ns/{name}")
+                      for name in ("pid", "mnt", "cgroup", "ipc", "uts", "net")}
+        for namespace, link in inside.items():
+            self.assertNotEqual(link, os.readlink(f"/proc/self/ns/{namespace}"))
+        self.assertFalse(rig.directory.exists() or rig.cgroup.exists())
+        self.assertNotIn(name, pathlib.Path("/proc/self/mountinfo").read_text())
+        self.assertFalse(os.path.exists("/usr/bin/x"))
 
 
 class Start(machine.Case):
