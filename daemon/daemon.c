@@ -197,17 +197,28 @@ static void leave_loop(struct kvist_daemon *daemon)
     (void)event_base_loopbreak(daemon->base);
 }
 
-static void on_saved(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+static void on_saved(void *ctx, const struct kvist_store_saved *saved)
 {
     struct kvist_daemon *daemon = ctx;
     if (daemon->save_deadline_us == 0) {
         return; /* it took too long, or a second signal came */
     }
-    kvist_log(status == KVIST_OK ? KVIST_LOG_INFO : KVIST_LOG_ERROR,
-              "hot set saved status=%s blocks=%llu bytes=%llu",
-              kvist_status_name(status),
-              (unsigned long long)blocks,
-              (unsigned long long)bytes);
+    if (saved->status == KVIST_OK) {
+        kvist_log(KVIST_LOG_INFO,
+                  "hot set saved status=OK blocks=%llu bytes=%llu",
+                  (unsigned long long)saved->blocks,
+                  (unsigned long long)saved->bytes);
+    } else {
+        kvist_log(KVIST_LOG_WARN,
+                  "hot set not saved in full status=%s blocks=%llu bytes=%llu unsaved_blocks=%llu "
+                  "unsaved_bytes=%llu error=\"%s\"",
+                  kvist_status_name(saved->status),
+                  (unsigned long long)saved->blocks,
+                  (unsigned long long)saved->bytes,
+                  (unsigned long long)saved->unsaved_blocks,
+                  (unsigned long long)saved->unsaved_bytes,
+                  saved->why);
+    }
     leave_loop(daemon);
 }
 

@@ -5,6 +5,7 @@
 
 #include <kvist/version.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -235,11 +236,9 @@ struct kvist_pending {
     struct kvist_connection *connection; /* NULL: it is gone */
     struct kvist_pending *next;
     uint64_t id;
-    bool saves; /* else it clears */
     uint32_t waiting;
     enum kvist_status status;
     uint64_t blocks;
-    uint64_t bytes;
 };
 
 void kvist_dispatch_forget(struct kvist_connection *connection)
@@ -251,7 +250,7 @@ void kvist_dispatch_forget(struct kvist_connection *connection)
 }
 
 static struct kvist_pending *
-pending_create(struct kvist_connection *connection, uint64_t id, bool saves)
+pending_create(struct kvist_connection *connection, uint64_t id)
 {
     if (connection->pending_count >= KVIST_PENDING_MAX) {
         fail(connection, id, KVIST_BUSY, "too many requests of this connection are not done yet");
@@ -264,7 +263,6 @@ pending_create(struct kvist_connection *connection, uint64_t id, bool saves)
     }
     pending->connection = connection;
     pending->id = id;
-    pending->saves = saves;
     pending->waiting = 1; /* the one who asks */
     pending->next = connection->pending;
     connection->pending = pending;
@@ -272,52 +270,9 @@ pending_create(struct kvist_connection *connection, uint64_t id, bool saves)
     return pending;
 }
 
-static void pending_answer(const struct kvist_pending *pending)
+/* Take it from its connection. @return which is NULL when it is gone */
+static struct kvist_connection *pending_take(struct kvist_pending *pending)
 {
-    Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
-    answer.id = pending->id;
-    Kvist__Wire__ClearReply cleared = KVIST__WIRE__CLEAR_REPLY__INIT;
-    Kvist__Wire__AdminReply saved = KVIST__WIRE__ADMIN_REPLY__INIT;
-    if (pending->saves) {
-        saved.blocks = pending->blocks;
-        saved.bytes = pending->bytes;
-        answer.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY;
-        answer.admin_reply = &saved;
-    } else {
-        cleared.blocks = pending->blocks;
-        answer.body_case = KVIST__WIRE__ENVELOPE__BODY_CLEAR_REPLY;
-        answer.clear_reply = &cleared;
-    }
-    kvist_connection_send(pending->connection, &answer, NULL, 0);
-}
-
-/* Why it failed, and what to do. */
-static const char *pending_text(const struct kvist_pending *pending)
-{
-    if (pending->saves) {
-        return pending->status == KVIST_UNSUPPORTED
-                   ? "there is no NVMe tier to save to: set nvme.path and nvme.bytes in kvistd's "
-                     "configuration and restart it"
-               : pending->status == KVIST_BUSY
-                   ? "a save is running already: wait for it"
-                   : "the save did not finish; see kvistd's log and health";
-    }
-    return pending->status == KVIST_NO_SPACE
-               ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot be "
-                 "written down, and a restart would bring those on it back: free a few MiB there, "
-                 "and clear again"
-               : "the clear could not be made durable; see kvistd's health";
-}
-
-static void pending_done(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
-{
-    struct kvist_pending *pending = ctx;
-    pending->blocks += blocks;
-    pending->bytes += bytes;
-    pending->status = pending->status == KVIST_OK ? status : pending->status;
-    if (--pending->waiting > 0) {
-        return;
-    }
     struct kvist_connection *connection = pending->connection;
     if (connection != NULL) {
         struct kvist_pending **link = &connection->pending;
@@ -326,12 +281,62 @@ static void pending_done(void *ctx, enum kvist_status status, uint64_t blocks, u
         }
         *link = pending->next;
         connection->pending_count--;
-        if (pending->status == KVIST_OK) {
-            pending_answer(pending);
-        } else {
-            kvist_connection_send_failure(
-                connection, pending->id, pending->status, pending_text(pending));
-        }
+    }
+    return connection;
+}
+
+static void on_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    struct kvist_pending *pending = ctx;
+    (void)bytes;
+    pending->blocks += blocks;
+    pending->status = pending->status == KVIST_OK ? status : pending->status;
+    if (--pending->waiting > 0) {
+        return;
+    }
+    struct kvist_connection *connection = pending_take(pending);
+    if (connection != NULL && pending->status == KVIST_OK) {
+        Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
+        Kvist__Wire__ClearReply cleared = KVIST__WIRE__CLEAR_REPLY__INIT;
+        cleared.blocks = pending->blocks;
+        answer.id = pending->id;
+        answer.body_case = KVIST__WIRE__ENVELOPE__BODY_CLEAR_REPLY;
+        answer.clear_reply = &cleared;
+        kvist_connection_send(connection, &answer, NULL, 0);
+    } else if (connection != NULL) {
+        kvist_connection_send_failure(
+            connection,
+            pending->id,
+            pending->status,
+            pending->status == KVIST_NO_SPACE
+                ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot be "
+                  "written down, and a restart would bring those on it back: free a few MiB there, "
+                  "and clear again"
+                : "the clear could not be made durable; see kvistd's health");
+    }
+    free(pending);
+}
+
+static void on_saved(void *ctx, const struct kvist_store_saved *saved)
+{
+    struct kvist_pending *pending = ctx;
+    struct kvist_connection *connection = pending_take(pending);
+    char reason[KVIST_ERROR_TEXT_BYTES];
+    (void)snprintf(reason, sizeof(reason), "%s", saved->why);
+    if (connection != NULL && (saved->status == KVIST_OK || saved->unsaved_blocks > 0)) {
+        Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
+        Kvist__Wire__AdminReply reply = KVIST__WIRE__ADMIN_REPLY__INIT;
+        reply.blocks = saved->blocks;
+        reply.bytes = saved->bytes;
+        reply.unsaved_blocks = saved->unsaved_blocks;
+        reply.unsaved_bytes = saved->unsaved_bytes;
+        reply.reason = reason;
+        answer.id = pending->id;
+        answer.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY;
+        answer.admin_reply = &reply;
+        kvist_connection_send(connection, &answer, NULL, 0);
+    } else if (connection != NULL) {
+        kvist_connection_send_failure(connection, pending->id, saved->status, reason);
     }
     free(pending);
 }
@@ -357,7 +362,7 @@ static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending
             continue;
         }
         pending->waiting++;
-        enum kvist_status status = kvist_store_clear(daemon->store, pool, pending_done, pending);
+        enum kvist_status status = kvist_store_clear(daemon->store, pool, on_cleared, pending);
         if (status != KVIST_OK) {
             pending_refused(pending, status);
         }
@@ -381,7 +386,7 @@ static void on_clear(struct kvist_daemon *daemon,
         fail(connection, envelope->id, KVIST_DENIED, "an engine clears its own pools, one by one");
         return;
     }
-    struct kvist_pending *pending = pending_create(connection, envelope->id, false);
+    struct kvist_pending *pending = pending_create(connection, envelope->id);
     if (pending == NULL) {
         return;
     }
@@ -390,7 +395,7 @@ static void on_clear(struct kvist_daemon *daemon,
         clear_all(daemon, pending);
     } else {
         pending->waiting++;
-        status = kvist_store_clear(daemon->store, pool, pending_done, pending);
+        status = kvist_store_clear(daemon->store, pool, on_cleared, pending);
         if (status != KVIST_OK) {
             pending_refused(pending, status);
         }
@@ -401,7 +406,20 @@ static void on_clear(struct kvist_daemon *daemon,
               connection->tenant,
               (int)connection->pid,
               (unsigned)connection->uid);
-    pending_done(pending, KVIST_OK, 0, 0);
+    on_cleared(pending, KVIST_OK, 0, 0);
+}
+
+static const char *save_refused_text(enum kvist_status status)
+{
+    switch ((int)status) {
+    case KVIST_UNSUPPORTED:
+        return "there is no NVMe tier to save to: set nvme.path and nvme.bytes in kvistd's "
+               "configuration and restart it";
+    case KVIST_BUSY:
+        return "a save is running already: wait for it";
+    default:
+        return kvist_status_text(status);
+    }
 }
 
 static void on_admin(struct kvist_daemon *daemon,
@@ -431,16 +449,19 @@ static void on_admin(struct kvist_daemon *daemon,
         kvist_connection_send(connection, &answer, NULL, 0);
         return;
     }
-    struct kvist_pending *pending = pending_create(connection, envelope->id, true);
+    struct kvist_pending *pending = pending_create(connection, envelope->id);
     if (pending == NULL) {
         return;
     }
-    pending->waiting++;
-    enum kvist_status status = kvist_store_save(daemon->store, pending_done, pending);
+    enum kvist_status status = kvist_store_save(daemon->store, on_saved, pending);
     if (status != KVIST_OK) {
-        pending_refused(pending, status);
+        (void)pending_take(pending);
+        free(pending);
+        kvist_connection_send_failure(connection,
+                                      envelope->id,
+                                      status,
+                                      save_refused_text(status));
     }
-    pending_done(pending, KVIST_OK, 0, 0);
 }
 
 /* --- For operators --------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 
 #include <stdio.h>
 
-#define KVIST_HEALTH_BYTES 256
+#define KVIST_HEALTH_BYTES (KVIST_ERROR_TEXT_BYTES + 16)
 
 enum kvist_metric_kind { KVIST_METRIC_COUNTER, KVIST_METRIC_GAUGE };
 

@@ -14,13 +14,16 @@ kvist_disk_check(const char *directory, uint64_t free_bytes, struct kvist_error 
 {
     struct statvfs room;
     if (statvfs(directory, &room) != 0) {
-        return kvist_error_set_errno(err, errno, "statvfs", "the tier's directory is gone");
+        return kvist_error_set_errno(
+            err, errno, "statvfs", "cannot look at the tier's directory %.100s", directory);
     }
     if ((uint64_t)room.f_bavail * room.f_frsize < free_bytes) {
         return kvist_error_set_errno(err,
                                      ENOSPC,
                                      "statvfs",
-                                     "the tier's disk has less than %llu MiB left",
+                                     "the disk of %.100s has less than %llu MiB left: free space "
+                                     "there, or lower nvme.bytes",
+                                     directory,
                                      (unsigned long long)(free_bytes >> 20));
     }
     return KVIST_OK;
@@ -57,7 +60,8 @@ kvist_disk_probe(const char *directory, uint64_t free_bytes, struct kvist_error 
         (void)unlink(path);
     }
     if (failure != 0) {
-        return kvist_error_set_errno(err, failure, "write", "cannot write to the tier's directory");
+        return kvist_error_set_errno(
+            err, failure, "write", "cannot write to the tier's directory %.100s", directory);
     }
     return KVIST_OK;
 }

@@ -1,6 +1,7 @@
 #include "storage/extent.h"
 
 #include "proto/base/check.h"
+#include "proto/base/fault.h"
 #include "storage/extent_file.h"
 
 #include <dirent.h>
@@ -647,7 +648,8 @@ enum kvist_status kvist_extents_sync(struct kvist_extents *extents, struct kvist
         if (extent == NULL) {
             break;
         }
-        if (atomic_exchange(&extent->dirty, false) && fdatasync(extent->fd) != 0) {
+        if (atomic_exchange(&extent->dirty, false) &&
+            (kvist_fault_point("tier.sync") ? (errno = EIO) : fdatasync(extent->fd)) != 0) {
             status = kvist_error_set_errno(err, errno, "fdatasync", "cannot sync extents");
             atomic_store(&extent->dirty, true);
         }

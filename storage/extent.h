@@ -23,6 +23,7 @@
 #define KVIST_EXTENT_HIT_BYTES  8192U /* the smallest record, so each has its own hit bit */
 #define KVIST_EXTENTS_MAX       2048U
 #define KVIST_EXTENT_NUMBER_MAX 99999999U
+#define KVIST_EXTENT_SPARE_BYTES (32U << 20) /* left on a nearly full disk, for the index */
 
 struct kvist_extents;
 struct kvist_extent;

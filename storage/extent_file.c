@@ -2,7 +2,7 @@
 
 #include "proto/base/fault.h"
 #include "proto/key/checksum.h"
-#include "storage/record.h"
+#include "storage/extent.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,6 @@
 #define EXTENT_VERSION   1U
 #define NAME_BYTES       16
 #define NAME_DIGITS      8
-#define DISK_SPARE_BYTES (32U << 20) /* left on a nearly full disk, for the index */
 
 struct extent_header {
     uint64_t magic;
@@ -79,7 +78,7 @@ static int allocate(int directory_fd, int fd, uint64_t file_bytes)
 {
     struct statvfs room;
     if (fstatvfs(directory_fd, &room) == 0 &&
-        (uint64_t)room.f_bavail * room.f_frsize < file_bytes + DISK_SPARE_BYTES) {
+        (uint64_t)room.f_bavail * room.f_frsize < file_bytes + KVIST_EXTENT_SPARE_BYTES) {
         return ENOSPC;
     }
     if (fallocate(fd, 0, 0, (off_t)file_bytes) == 0) {

@@ -8,7 +8,8 @@
  *               session.c  sessions, processes, attachments; lending and grants
  *               block.c    commit, return, clear, inspect
  *               evict.c    lease scan, eviction, shares between pools
- *               spill.c    checksums, DRAM -> NVMe, save
+ *               spill.c    checksums, DRAM -> NVMe
+ *               save.c     the hot set to NVMe, for operators and at the end
  *               promote.c  NVMe -> DRAM, holds, events of the tier
  *               store.c    open, close, turn, stats
  *               roster.c   what the next store must know; keeping fds
@@ -64,7 +65,7 @@ enum kvist_slot_flag {
     KVIST_FLAG_LEASED = 1,  /* seen by the scan that runs now */
     KVIST_FLAG_HELD = 2,    /* promoted, and waiting for its session's lease */
     KVIST_FLAG_SPILLING = 4, /* on its way to NVMe */
-    KVIST_FLAG_UNSPILLABLE = 8, /* a write of it failed: it goes without a copy */
+    KVIST_FLAG_UNSPILLABLE = 8, /* the tier never takes it: it goes without a copy */
     KVIST_FLAG_SUSPECT = 16, /* a session called it corrupt: its checksum is to be taken again */
 };
 
@@ -293,9 +294,8 @@ struct kvist_save {
     size_t name_count;
     size_t name_next;
     uint32_t in_flight;
-    uint64_t blocks;
-    uint64_t bytes;
-    kvist_store_done_fn *done;
+    struct kvist_store_saved saved;
+    kvist_store_saved_fn *done;
     void *ctx;
 };
 
@@ -335,6 +335,8 @@ struct kvist_store {
     uint32_t sums_active;
     struct kvist_spill spills[KVIST_SPILLS_MAX];
     struct kvist_spill *spill_free;
+    uint64_t spill_after_us; /* the last write failed: none is begun before */
+    uint64_t spill_wait_us;  /* that was waited for; 0: the last write succeeded */
     struct kvist_slot_ring sum_queue;     /* committed, without a checksum */
     struct kvist_slot_ring suspect_queue; /* called corrupt */
     struct kvist_slot_ring behind_queue;  /* write-behind */
@@ -578,9 +580,21 @@ bool kvist_spill_wanted(const struct kvist_store_pool *pool, uint32_t slot);
 KVIST_MUST_USE enum kvist_status
 kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot, bool for_save);
 void kvist_spill_turn(struct kvist_store *store);
-void kvist_spill_turn_save(struct kvist_store *store);
+/* Whether the block is on NVMe too. */
+bool kvist_spill_has_copy(const struct kvist_store_pool *pool, uint32_t slot);
+/* A write failed: none is begun for a while, which is longer each time. Whether it is so now. */
+void kvist_spill_wait(struct kvist_store *store);
+bool kvist_spill_waits(const struct kvist_store *store);
 /* Drop a READY block whose bytes are not what was committed. */
 void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot);
+
+/* --- save.c ---------------------------------------------------------------------------------- */
+
+void kvist_save_turn(struct kvist_store *store);
+/* A block of the save was not written: its turn comes again. */
+void kvist_save_again(struct kvist_store *store,
+                      const struct kvist_slot_name *name,
+                      enum kvist_status why);
 
 /* --- promote.c ------------------------------------------------------------------------------- */
 

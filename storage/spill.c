@@ -4,12 +4,15 @@
  * Role        takes a checksum after each commit at idle priority. The tier compares a block's
  *             bytes with it before it writes them; what changed since is dropped. A block that has
  *             none yet gets one first, at normal priority. A block stays READY while it is written;
- *             its slot is pinned. Save: what is hot and in DRAM alone, then a sync.
+ *             its slot is pinned.
  *             A block that a session calls corrupt has its checksum taken again, and is dropped
- * when it differs; one that never had its checksum taken cannot be judged, and gets it then. Limits
- * KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which is then
- * taken at the spill Errors      a write that fails marks the block: it will go without a copy, and
- * be counted
+ *             when it differs; one that never had its checksum taken cannot be judged, and gets it
+ *             then.
+ * Limits      KVIST_SUMS_MAX and KVIST_SPILLS_MAX in flight; a full queue skips the checksum, which
+ *             is then taken at the spill
+ * Errors      after a write that failed the tier is left alone for a while, longer each time until
+ *             one succeeds: what must go meanwhile goes without a copy. A block that the tier will
+ *             never take is marked
  */
 #include "proto/key/checksum.h"
 #include "proto/key/key.h"
@@ -18,6 +21,8 @@
 #include <stdlib.h>
 
 #define SUMS_OF_THREAD 4U
+#define WAIT_US_MIN    100000U   /* after a write that failed */
+#define WAIT_US_MAX    10000000U /* doubled up to this */
 
 /* --- Jobs ------------------------------------------------------------------------------------ */
 
@@ -246,17 +251,33 @@ enum kvist_status kvist_store_suspect(struct kvist_store_process *process,
 
 /* --- To NVMe --------------------------------------------------------------------------------- */
 
-static uint32_t extent_of(const struct kvist_store_pool *pool, uint32_t slot)
+bool kvist_spill_has_copy(const struct kvist_store_pool *pool, uint32_t slot)
 {
     struct kvist_entry_copy entry;
     kvist_map_read(&pool->map, pool->slots[slot].entry, &entry);
-    return entry.extent;
+    return entry.extent != 0;
+}
+
+bool kvist_spill_waits(const struct kvist_store *store)
+{
+    return store->now_us < store->spill_after_us;
 }
 
 bool kvist_spill_wanted(const struct kvist_store_pool *pool, uint32_t slot)
 {
-    return (pool->tier_knows || kvist_pool_is_settling(pool)) &&
-           (pool->slots[slot].flags & KVIST_FLAG_UNSPILLABLE) == 0 && extent_of(pool, slot) == 0;
+    return (pool->tier_knows || kvist_pool_is_settling(pool)) && !kvist_spill_waits(pool->store) &&
+           (pool->slots[slot].flags & KVIST_FLAG_UNSPILLABLE) == 0 &&
+           !kvist_spill_has_copy(pool, slot);
+}
+
+void kvist_spill_wait(struct kvist_store *store)
+{
+    if (kvist_spill_waits(store)) {
+        return; /* one of several that were in flight */
+    }
+    uint64_t wait_us = store->spill_wait_us == 0 ? WAIT_US_MIN : 2 * store->spill_wait_us;
+    store->spill_wait_us = wait_us < WAIT_US_MAX ? wait_us : WAIT_US_MAX;
+    store->spill_after_us = store->now_us + store->spill_wait_us;
 }
 
 void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot)
@@ -285,10 +306,21 @@ static void finish(struct kvist_spill *spill)
     store->spill_free = spill;
 }
 
-static void fail(struct kvist_spill *spill)
+/* The tier did not take it now: it is tried again, by who wants it written. */
+static void fail(struct kvist_spill *spill, enum kvist_status status)
 {
-    spill->store->stats.spill_failures_total++;
-    spill->pool->slots[spill->slot].flags |= KVIST_FLAG_UNSPILLABLE;
+    struct kvist_store *store = spill->store;
+    struct kvist_slot_name name = kvist_slot_name_of(spill->pool, spill->slot);
+    store->stats.spill_failures_total++;
+    kvist_spill_wait(store);
+    if (!is_ready(spill)) {
+        return;
+    }
+    if (spill->for_save) {
+        kvist_save_again(store, &name, status);
+    } else if (store->options.admission == KVIST_ADMIT_ALL) {
+        (void)push_name(&store->behind_queue, &name);
+    }
 }
 
 static void note_copy(struct kvist_spill *spill, uint32_t extent)
@@ -303,9 +335,10 @@ static void note_copy(struct kvist_spill *spill, uint32_t extent)
     kvist_map_write(&pool->map, position, &entry);
     store->stats.spills_total++;
     store->stats.spill_bytes_total += spill->block.block_bytes;
+    store->spill_wait_us = 0;
     if (spill->for_save) {
-        store->save.blocks++;
-        store->save.bytes += spill->block.block_bytes;
+        store->save.saved.blocks++;
+        store->save.saved.bytes += spill->block.block_bytes;
     }
 }
 
@@ -318,8 +351,8 @@ static void written(void *ctx, enum kvist_status status, const struct kvist_tier
         note_copy(spill, block->extent);
     } else if (status == KVIST_CORRUPT) {
         spill->store->stats.checksum_mismatch_total++;
-    } else if (status != KVIST_OK) {
-        fail(spill);
+    } else if (status != KVIST_OK && status != KVIST_STALE) {
+        fail(spill, status);
     }
     finish(spill);
     if (status == KVIST_CORRUPT && ready) {
@@ -332,8 +365,9 @@ static enum kvist_status hand_over(struct kvist_spill *spill)
 {
     enum kvist_status status =
         kvist_tier_write(spill->store->tier, &spill->block, spill->source, written, spill);
-    if (status != KVIST_OK && status != KVIST_BUSY) {
-        fail(spill);
+    if (status == KVIST_INVALID || status == KVIST_NO_SPACE) {
+        spill->store->stats.spill_failures_total++;
+        spill->pool->slots[spill->slot].flags |= KVIST_FLAG_UNSPILLABLE;
     }
     return status;
 }
@@ -343,8 +377,9 @@ static void spill_summed(struct kvist_job *job)
     struct kvist_spill *spill = (struct kvist_spill *)job;
     struct kvist_store *store = spill->store;
     struct kvist_store_pool *pool = spill->pool;
+    struct kvist_slot_name name = kvist_slot_name_of(pool, spill->slot);
     uint64_t known = 0;
-    if (store->closing || !is_ready(spill) || !pool->tier_knows) {
+    if (store->closing || !is_ready(spill)) {
         finish(spill);
         return;
     }
@@ -353,11 +388,16 @@ static void spill_summed(struct kvist_job *job)
         known = spill->sum;
     }
     spill->block.checksum = known;
-    enum kvist_status status = hand_over(spill);
-    store->stats.spill_skipped_total += status == KVIST_BUSY;
-    if (status != KVIST_OK) {
-        finish(spill);
+    enum kvist_status status = pool->tier_knows ? hand_over(spill) : KVIST_BUSY;
+    if (status == KVIST_OK) {
+        return;
     }
+    if (spill->for_save) {
+        kvist_save_again(store, &name, status);
+    } else {
+        store->stats.spill_skipped_total += status == KVIST_BUSY;
+    }
+    finish(spill);
 }
 
 enum kvist_status kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot, bool for_save)
@@ -388,7 +428,7 @@ enum kvist_status kvist_spill_start(struct kvist_store_pool *pool, uint32_t slot
 /* Write-behind: after each commit, when every block is admitted. */
 static void start_behind(struct kvist_store *store)
 {
-    while (store->spill_free != NULL && !ring_is_empty(&store->behind_queue)) {
+    while (!kvist_spill_waits(store) && store->spill_free != NULL && !ring_is_empty(&store->behind_queue)) {
         const struct kvist_slot_name *name = ring_first(&store->behind_queue);
         struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
         if (pool != NULL && pool->slots[name->slot].pins == 0 &&
@@ -405,117 +445,5 @@ void kvist_spill_turn(struct kvist_store *store)
     start_sums(store);
     if (store->tier != NULL) {
         start_behind(store);
-    }
-}
-
-/* --- Save ------------------------------------------------------------------------------------ */
-
-static size_t count_unsaved(const struct kvist_store *store)
-{
-    size_t count = 0;
-    for (uint32_t index = 0; index < store->pool_high; index++) {
-        count += store->pools[index] != NULL ? store->pools[index]->counts[KVIST_SLOT_READY] : 0;
-    }
-    return count;
-}
-
-static uint64_t list_pool(struct kvist_save *save, struct kvist_store_pool *pool, uint64_t bytes)
-{
-    for (uint32_t slot = pool->ops->hottest(pool->policy, KVIST_SLOT_NONE);
-         slot != KVIST_SLOT_NONE && bytes > 0;
-         slot = pool->ops->hottest(pool->policy, slot)) {
-        if (extent_of(pool, slot) == 0) {
-            uint64_t block_bytes = kvist_slot_block_bytes(pool, slot);
-            bytes -= block_bytes < bytes ? block_bytes : bytes;
-            save->names[save->name_count++] = kvist_slot_name_of(pool, slot);
-        }
-    }
-    return bytes;
-}
-
-enum kvist_status kvist_store_save(struct kvist_store *store, kvist_store_done_fn *done, void *ctx)
-{
-    KVIST_CHECK(store->magic == STORE_MAGIC);
-    if (store->tier == NULL) {
-        return KVIST_UNSUPPORTED;
-    }
-    if (store->save.running) {
-        return KVIST_BUSY;
-    }
-    struct kvist_save save = {.running = true, .done = done, .ctx = ctx};
-    save.names = malloc((count_unsaved(store) + 1) * sizeof(save.names[0]));
-    if (save.names == NULL) {
-        return KVIST_NO_MEMORY;
-    }
-    /* Hottest first, and no more than stays: later writes would push out what was saved before. */
-    uint64_t bytes = store->options.tier->bytes_max / 4 * 3;
-    for (uint32_t index = 0; index < store->pool_high; index++) {
-        if (store->pools[index] != NULL) {
-            bytes = list_pool(&save, store->pools[index], bytes);
-        }
-    }
-    store->save = save;
-    return KVIST_OK;
-}
-
-static void save_ended(struct kvist_store *store, enum kvist_status status)
-{
-    struct kvist_save ended = store->save;
-    store->save = (struct kvist_save){.running = false};
-    free(ended.names);
-    ended.done(ended.ctx, status, ended.blocks, ended.bytes);
-}
-
-static void synced(void *ctx, enum kvist_status status, const struct kvist_tier_block *block)
-{
-    (void)block;
-    save_ended(ctx, status);
-}
-
-static bool tier_is_settling(const struct kvist_store *store)
-{
-    if (!store->tier_loaded) {
-        return true;
-    }
-    for (uint32_t index = 0; index < store->pool_high; index++) {
-        const struct kvist_store_pool *pool = store->pools[index];
-        if (pool != NULL && kvist_pool_is_settling(pool)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-void kvist_spill_turn_save(struct kvist_store *store)
-{
-    struct kvist_save *save = &store->save;
-    if (!save->running || save->syncing) {
-        return;
-    }
-    if (store->closing) {
-        save_ended(store, KVIST_CLOSED);
-        return;
-    }
-    if (tier_is_settling(store)) {
-        return;
-    }
-    while (save->name_next < save->name_count) {
-        const struct kvist_slot_name *name = &save->names[save->name_next];
-        struct kvist_store_pool *pool = kvist_slot_resolve(store, name);
-        if (pool != NULL && (pool->slots[name->slot].flags & KVIST_FLAG_SPILLING) == 0 &&
-            kvist_spill_wanted(pool, name->slot) &&
-            kvist_spill_start(pool, name->slot, true) == KVIST_BUSY) {
-            return;
-        }
-        save->name_next++;
-    }
-    if (save->in_flight > 0) {
-        return;
-    }
-    enum kvist_status status = kvist_tier_sync(store->tier, synced, store);
-    if (status == KVIST_OK) {
-        save->syncing = true;
-    } else if (status != KVIST_BUSY) {
-        save_ended(store, status);
     }
 }

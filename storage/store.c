@@ -127,7 +127,7 @@ static void stop_threads(struct kvist_store *store)
     kvist_workers_destroy(&store->hands);
     kvist_workers_destroy(&store->duty);
     kvist_workers_destroy(&store->idle);
-    kvist_spill_turn_save(store);
+    kvist_save_turn(store);
     kvist_tier_close(&store->tier);
     kvist_block_turn_clears(store);
 }
@@ -261,7 +261,7 @@ bool kvist_store_turn(struct kvist_store *store, uint64_t now_us)
     kvist_promote_turn(store);
     turn_sessions(store);
     kvist_spill_turn(store);
-    kvist_spill_turn_save(store);
+    kvist_save_turn(store);
     kvist_block_turn_clears(store);
     return more;
 }

@@ -454,9 +454,24 @@ KVIST_MUST_USE enum kvist_status kvist_store_clear(struct kvist_store *store,
                                                    kvist_store_done_fn *done,
                                                    void *ctx);
 
-/** Write what is in DRAM alone to NVMe, most recently used first, and sync. UNSUPPORTED: no tier. */
+/* How a save ended. */
+struct kvist_store_saved {
+    enum kvist_status status; /* OK: all of it is written, and durable */
+    uint64_t blocks;          /* written */
+    uint64_t bytes;
+    uint64_t unsaved_blocks; /* that could not be written, and are still in DRAM alone */
+    uint64_t unsaved_bytes;
+    char why[KVIST_ERROR_TEXT_BYTES]; /* of a status that is not OK */
+};
+
+typedef void kvist_store_saved_fn(void *ctx, const struct kvist_store_saved *saved);
+
+/**
+ * Write what is in DRAM alone to NVMe, most recently used first, and sync. What cannot be written
+ * is tried again for 3 s. UNSUPPORTED: no tier; BUSY: one is going on.
+ */
 KVIST_MUST_USE enum kvist_status
-kvist_store_save(struct kvist_store *store, kvist_store_done_fn *done, void *ctx);
+kvist_store_save(struct kvist_store *store, kvist_store_saved_fn *done, void *ctx);
 
 void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out);
 

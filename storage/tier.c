@@ -33,9 +33,9 @@ static uint64_t clamp(uint64_t value, uint64_t low, uint64_t high)
     return value > high ? high : value;
 }
 
-void kvist_tier_text_set(char text[128], const struct kvist_error *err)
+void kvist_tier_text_set(char text[KVIST_ERROR_TEXT_BYTES], const struct kvist_error *err)
 {
-    (void)snprintf(text, 128, "%.127s", err->text);
+    (void)snprintf(text, KVIST_ERROR_TEXT_BYTES, "%s", err->text);
 }
 
 /* -- requests ------------------------------------------------------------------------------- */
@@ -243,6 +243,7 @@ static void write_done(struct kvist_job *job)
     if (request->status == KVIST_OK) {
         tier->counters.writes_total++;
         tier->write_text[0] = '\0';
+        tier->probe_wait_us = 0;
         since_add(tier, &request->record.block);
     } else if (request->status != KVIST_STALE && request->status != KVIST_CORRUPT) {
         tier->counters.write_errors_total++;
@@ -495,7 +496,7 @@ static enum kvist_status open_extents(struct kvist_tier *tier, struct kvist_erro
     (void)snprintf(path, sizeof(path), "%s/extents", tier->path);
     tier->counters.direct = kvist_record_probe_direct(tier->directory_fd, &why) == KVIST_OK;
     if (!tier->counters.direct && tier->base_text[0] == '\0') {
-        (void)snprintf(tier->base_text, sizeof(tier->base_text), "slow: %.110s", why.text);
+        (void)snprintf(tier->base_text, sizeof(tier->base_text), "slow: %.200s", why.text);
     }
     enum kvist_status status = kvist_tier_index_extent_last(tier->index, &extent_last, err);
     if (status == KVIST_OK) {

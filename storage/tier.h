@@ -98,7 +98,7 @@ struct kvist_tier_stats {
     uint64_t in_flight;
     bool direct;        /* direct I/O works here */
     bool loading;       /* the index is still being read back */
-    char degraded[128]; /* "" or why */
+    char degraded[KVIST_ERROR_TEXT_BYTES]; /* "" or why */
 };
 
 struct kvist_tier;

@@ -188,7 +188,7 @@ enum kvist_status kvist_tier_disk_sample(const struct kvist_tier *tier,
     }
     if (failure != 0) {
         return kvist_error_set_errno(
-            err, failure, "opendir", "the tier's directory is gone: restart kvistd");
+            err, failure, "opendir", "%.120s is gone: restart kvistd to begin anew", tier->path);
     }
     *index_bytes_out = index_bytes;
     *other_bytes_out = index_bytes + top_bytes;

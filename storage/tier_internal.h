@@ -67,6 +67,7 @@ enum kvist_tier_step {
     KVIST_TIER_STEP_PURGE,
     KVIST_TIER_STEP_SAMPLE,
     KVIST_TIER_STEP_COMPACT,
+    KVIST_TIER_STEP_PROBE,
 };
 
 /* Housekeeping, one step of bounded work at a time. */
@@ -146,10 +147,12 @@ struct kvist_tier {
     uint64_t sampled_us;
     /* Health. */
     struct kvist_tier_stats counters;
-    char base_text[128]; /* true as long as the tier is open */
-    char disk_text[128];
-    char write_text[128];
-    char read_text[128];
+    char base_text[KVIST_ERROR_TEXT_BYTES]; /* true as long as the tier is open */
+    char disk_text[KVIST_ERROR_TEXT_BYTES];
+    char write_text[KVIST_ERROR_TEXT_BYTES];
+    char read_text[KVIST_ERROR_TEXT_BYTES];
+    uint64_t probe_after_us; /* while a text says that it is not well; 0: to be set */
+    uint64_t probe_wait_us;  /* between two; 0: the last write succeeded */
 };
 
 /* tier_disk.c: the directory. */
@@ -217,6 +220,6 @@ struct kvist_tier_request *kvist_tier_request_take(struct kvist_tier *tier,
 void kvist_tier_request_finish(struct kvist_tier_request *request);
 void kvist_tier_waiting_resubmit(struct kvist_tier *tier);
 void kvist_tier_waiting_fail(struct kvist_tier *tier, enum kvist_status status);
-void kvist_tier_text_set(char text[128], const struct kvist_error *err);
+void kvist_tier_text_set(char text[KVIST_ERROR_TEXT_BYTES], const struct kvist_error *err);
 
 #endif

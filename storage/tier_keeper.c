@@ -1,7 +1,8 @@
 /*
  * The tier's housekeeping. Two keepers, each with one step of bounded work on a worker at a time:
  * the loader reads the index back at start; the other makes extents, empties old ones ahead of
- * need, removes blocks of earlier generations and measures the directory.
+ * need, removes blocks of earlier generations, measures the directory, and after a failure looks
+ * from time to time whether the disk is well again.
  *
  * An extent is emptied in steps: carry over or drop a batch, tell the loop, and so on to its end;
  * then its file goes. Index first, file then: a crash between leaves a file without entries, which
@@ -9,12 +10,15 @@
  */
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "storage/disk.h"
 #include "storage/tier_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define SAMPLE_US         1000000U
+#define PROBE_US_MIN      1000000U  /* from a failure to a look at the disk */
+#define PROBE_US_MAX      30000000U /* doubled up to this */
 #define CARRY_SHARE       10U  /* at most a tenth of an extent is carried over */
 #define LARGEST_SHARE     8U   /* a record larger than an eighth of the tier is refused */
 #define EXTENTS_SPARE     64U  /* below KVIST_EXTENTS_MAX the oldest go */
@@ -446,6 +450,65 @@ static bool purge_start(struct kvist_tier *tier)
     return false;
 }
 
+/* -- after a failure ------------------------------------------------------------------------- */
+
+/* Whether an extent could be made, written to, and named in the index. */
+static void probe_run(struct kvist_tier_keeper *keeper)
+{
+    const struct kvist_tier *tier = keeper->tier;
+    uint64_t free_bytes = tier->extent_bytes + KVIST_EXTENT_SPARE_BYTES;
+    keeper->status = kvist_disk_probe(tier->path, free_bytes, &keeper->err);
+    if (keeper->status == KVIST_OK) {
+        keeper->status = kvist_tier_index_ready(
+            tier->index, KVIST_TIER_INDEX_FREE_BYTES, &keeper->err);
+    }
+}
+
+static void probe_done(struct kvist_tier_keeper *keeper)
+{
+    struct kvist_tier *tier = keeper->tier;
+    tier->probe_after_us = 0;
+    if (keeper->status == KVIST_OK) {
+        tier->write_text[0] = '\0';
+        tier->read_text[0] = '\0';
+    } else {
+        kvist_tier_text_set(tier->write_text, &keeper->err);
+    }
+}
+
+static bool probe_start(struct kvist_tier *tier)
+{
+    uint64_t now_us = kvist_clock_now_us();
+    if (tier->write_text[0] == '\0' && tier->read_text[0] == '\0') {
+        tier->probe_after_us = 0;
+        return false;
+    }
+    if (tier->probe_after_us == 0) {
+        uint64_t wait_us = 2 * tier->probe_wait_us;
+        wait_us = wait_us < PROBE_US_MIN ? PROBE_US_MIN : wait_us;
+        tier->probe_wait_us = wait_us < PROBE_US_MAX ? wait_us : PROBE_US_MAX;
+        tier->probe_after_us = now_us + tier->probe_wait_us;
+    }
+    if (now_us < tier->probe_after_us) {
+        return false;
+    }
+    tier->keeper->step = KVIST_TIER_STEP_PROBE;
+    step_submit(tier->keeper);
+    return true;
+}
+
+static void make_run(struct kvist_tier_keeper *keeper)
+{
+    const struct kvist_tier *tier = keeper->tier;
+    uint64_t free_bytes = keeper->file_bytes + KVIST_EXTENT_SPARE_BYTES;
+    keeper->status =
+        kvist_extents_make(tier->extents, keeper->tenant, keeper->file_bytes, &keeper->err);
+    if (keeper->status == KVIST_NO_SPACE) {
+        enum kvist_status said = kvist_disk_check(tier->path, free_bytes, &keeper->err);
+        (void)said; /* with a better sentence, when it is the disk */
+    }
+}
+
 /* -- steps ---------------------------------------------------------------------------------- */
 
 static void step_run(struct kvist_job *job)
@@ -457,8 +520,7 @@ static void step_run(struct kvist_job *job)
         load_run(keeper);
         break;
     case KVIST_TIER_STEP_MAKE:
-        keeper->status =
-            kvist_extents_make(tier->extents, keeper->tenant, keeper->file_bytes, &keeper->err);
+        make_run(keeper);
         break;
     case KVIST_TIER_STEP_RECLAIM:
         reclaim_run(keeper);
@@ -472,6 +534,9 @@ static void step_run(struct kvist_job *job)
         break;
     case KVIST_TIER_STEP_COMPACT:
         kvist_tier_index_compact(tier->index);
+        break;
+    case KVIST_TIER_STEP_PROBE:
+        probe_run(keeper);
         break;
     }
 }
@@ -526,6 +591,9 @@ static void step_done(struct kvist_job *job)
         sample_done(keeper);
         break;
     case KVIST_TIER_STEP_COMPACT:
+        break;
+    case KVIST_TIER_STEP_PROBE:
+        probe_done(keeper);
         break;
     }
 }
@@ -636,6 +704,9 @@ void kvist_tier_keep(struct kvist_tier *tier)
         if (keeper->busy) {
             return;
         }
+    }
+    if (probe_start(tier)) {
+        return;
     }
     if (tier->loading) {
         (void)sample_start(tier);

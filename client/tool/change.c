@@ -95,6 +95,34 @@ int kvist_tool_clear(struct kvist_tool *tool,
 
 /* --- save ---------------------------------------------------------------------------------- */
 
+static void print_saved(const struct kvist_tool *tool, const Kvist__Wire__AdminReply *saved)
+{
+    char size[32];
+    if (tool->json) {
+        struct kvist_json json;
+        kvist_json_init(&json, stdout);
+        kvist_json_object(&json, NULL);
+        kvist_json_number(&json, "blocks", saved->blocks);
+        kvist_json_number(&json, "bytes", saved->bytes);
+        kvist_json_number(&json, "unsaved_blocks", saved->unsaved_blocks);
+        kvist_json_number(&json, "unsaved_bytes", saved->unsaved_bytes);
+        kvist_json_text(&json, "reason", saved->reason);
+        kvist_json_close(&json);
+    } else {
+        (void)printf("%llu blocks written to NVMe (%s)\n",
+                     (unsigned long long)saved->blocks,
+                     kvist_tool_size(saved->bytes, size));
+    }
+    if (saved->unsaved_blocks > 0) {
+        (void)fprintf(stderr,
+                      "kvist: %llu of %llu blocks could not be written (%s): %s\n",
+                      (unsigned long long)saved->unsaved_blocks,
+                      (unsigned long long)(saved->blocks + saved->unsaved_blocks),
+                      kvist_tool_size(saved->unsaved_bytes, size),
+                      saved->reason);
+    }
+}
+
 int kvist_tool_save(struct kvist_tool *tool,
                     const struct kvist_tool_command *command,
                     int argc,
@@ -121,20 +149,10 @@ int kvist_tool_save(struct kvist_tool *tool,
                                long_timeout(tool),
                                &exit_code);
     }
-    if (reply != NULL && tool->json) {
-        struct kvist_json json;
-        kvist_json_init(&json, stdout);
-        kvist_json_object(&json, NULL);
-        kvist_json_number(&json, "blocks", reply->admin_reply->blocks);
-        kvist_json_number(&json, "bytes", reply->admin_reply->bytes);
-        kvist_json_close(&json);
-    } else if (reply != NULL) {
-        char size[32];
-        (void)printf("%llu blocks written to NVMe (%s)\n",
-                     (unsigned long long)reply->admin_reply->blocks,
-                     kvist_tool_size(reply->admin_reply->bytes, size));
+    if (reply != NULL) {
+        print_saved(tool, reply->admin_reply);
+        exit_code = reply->admin_reply->unsaved_blocks == 0 ? KVIST_EXIT_OK : KVIST_EXIT_FAILED;
     }
-    exit_code = reply != NULL ? KVIST_EXIT_OK : exit_code;
     kvist_message_free(&reply);
     kvist_request_close(&request);
     return exit_code;

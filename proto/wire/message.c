@@ -241,6 +241,12 @@ static enum kvist_status check_list_reply(const Kvist__Wire__Envelope *envelope,
     return KVIST_OK;
 }
 
+static enum kvist_status check_admin_reply(const Kvist__Wire__Envelope *envelope,
+                                           struct kvist_error *err)
+{
+    return check_text(envelope->admin_reply->reason, KVIST_TEXT_BYTES_MAX, "reason", err);
+}
+
 static enum kvist_status check_inspect(const Kvist__Wire__Envelope *envelope,
                                        struct kvist_error *err)
 {
@@ -442,7 +448,7 @@ static const struct body_row body_table[] = {
     ROW(STAT_REPLY,    REPLY,   "stat_reply",    check_stat_reply),
     ROW(LIST_REPLY,    REPLY,   "list_reply",    check_list_reply),
     ROW(INSPECT_REPLY, REPLY,   "inspect_reply", check_inspect_reply),
-    ROW(ADMIN_REPLY,   REPLY,   "admin_reply",   check_nothing),
+    ROW(ADMIN_REPLY,   REPLY,   "admin_reply",   check_admin_reply),
     ROW(GRANT,         PUSHED,  "grant",         check_grant),
     ROW(SEGMENT,       PUSHED,  "segment",       check_new_segment),
     ROW(POOL_MAP,      PUSHED,  "pool_map",      check_pool_map),

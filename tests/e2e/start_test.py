@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """kvistd that must not start: one sentence that says what is wrong, exit status > 0, nothing harmed."""
+import json
 import os
+import shutil
 import socket
 import subprocess
 
@@ -300,27 +302,76 @@ class Disk(harness.Case):
         self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "100M", wrap=self.wrap(),
                      words=["nvme.bytes", "80 MiB in all"], status=2)
 
-    @harness.needs_nvme
-    def test_full_while_it_serves(self):
-        daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
-                            "--set", "nvme.admission=all", wrap=self.wrap())
-        engine = wire.Engine(daemon.socket, os.urandom(16))
-        self.addCleanup(engine.close)
-        engine.put(bytes([1]) * 32, os.urandom(65536))
-        wire.until(lambda: daemon.metric("nvme_blocks") >= 1, "a block is on disk")
+    def fill(self, daemon):
+        """Somebody else takes all that is left."""
         with open(f"{self.inside(daemon)}/fill", "wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(1 << 16))
             except OSError:
                 pass
-        for index in range(2, 200):
+
+    def put(self, engine, first, count):
+        for index in range(first, first + count):
             engine.put(index.to_bytes(32, "little"), os.urandom(65536))
-        wire.until(lambda: daemon.metric("spill_failures_total") > 0, "writes fail")
-        wire.until(lambda: daemon.get("/healthz")[1].startswith("degraded: "), "health says so")
-        self.assertEqual(daemon.get("/healthz")[0], 200)
-        wire.until(lambda: 'warn: health changed health="degraded: ' in daemon.text(), "so the log")
-        self.assertGreater(daemon.metric("slots_ready"), 100)
+
+    def save(self, daemon):
+        """By the tool. @return (written, unsaved, reason)"""
+        status, output, error = daemon.tool("--json", "save")
+        told = json.loads(output)
+        self.assertEqual(status, 1 if told["unsaved_blocks"] else 0, error)
+        if told["unsaved_blocks"]:
+            self.assertIn("%d of %d blocks could not be written" %
+                          (told["unsaved_blocks"], told["blocks"] + told["unsaved_blocks"]), error)
+            self.assertIn(told["reason"], error)
+        return told["blocks"], told["unsaved_blocks"], told["reason"]
+
+    @harness.needs_nvme
+    def test_full_while_it_serves(self):
+        daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                            wrap=self.wrap())
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        self.put(engine, 1, 10)
+        wire.until(lambda: daemon.metric("slots_ready") == 10, "ten blocks")
+        self.assertEqual(self.save(daemon), (10, 0, ""))
+        self.fill(daemon)
+        self.put(engine, 100, 200)
+        wire.until(lambda: daemon.metric("slots_ready") == 210, "all are in memory")
+        written, unsaved, reason = self.save(daemon)
+        self.assertEqual(written + unsaved, 200)
+        self.assertGreater(unsaved, 100)
+        for words in (self.disk, "free space there", "No space left"):
+            self.assertIn(words, reason)
+        code, health = daemon.get("/healthz")
+        health = health.strip()
+        self.assertEqual((code, health), (200, f"degraded: {reason}"))
+        wire.until(lambda: f'warn: health changed health="{health}"' in daemon.text(), "the log")
+        self.assertGreater(daemon.metric("nvme_write_errors_total"), 0)
+        self.assertEqual(daemon.metric("degraded"), 1)
+        self.assert_serves(daemon)
+        # There is room again: health says so by itself, and what was not saved can be.
+        os.unlink(f"{self.inside(daemon)}/fill")
+        wire.until(lambda: daemon.get("/healthz")[1] == "ok\n", "it is well again")
+        self.assertEqual(self.save(daemon), (unsaved, 0, ""))
+        self.assertEqual(daemon.metric("nvme_blocks"), 210)
+        self.put(engine, 500, 20)
+        wire.until(lambda: daemon.metric("slots_ready") == 230, "twenty more")
+        self.fill(daemon)
+        daemon.stop()
+        self.assertIn("warn: hot set not saved in full status=NO_SPACE", daemon.text())
+        self.assertRegex(daemon.text(), r'unsaved_blocks=[1-9].* error="the disk of ')
+
+    @harness.needs_nvme
+    def test_a_clear_on_a_full_disk(self):
+        daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                            wrap=self.wrap())
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        self.put(engine, 1, 10)
+        wire.until(lambda: daemon.metric("slots_ready") == 10, "ten blocks")
+        self.assertEqual(self.save(daemon), (10, 0, ""))
+        self.fill(daemon)
         status, _, error = daemon.tool("clear", "--all", "--yes")
         self.assertEqual(status, 1)
         self.assertIn("nvme.path", error)
@@ -328,8 +379,24 @@ class Disk(harness.Case):
         self.assertEqual(daemon.metric("slots_ready"), 0)
         os.unlink(f"{self.inside(daemon)}/fill")
         wire.until(lambda: daemon.tool("clear", "--all", "--yes")[0] == 0, "a clear is durable")
+        self.assertEqual(daemon.stop(), 0)
+
+    @harness.needs_nvme
+    def test_a_directory_that_is_removed_while_it_serves(self):
+        daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                            wrap=self.wrap())
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        self.put(engine, 1, 10)
+        wire.until(lambda: daemon.metric("slots_ready") == 10, "ten blocks")
+        shutil.rmtree(f"{self.inside(daemon)}/nvme")
+        written, unsaved, reason = self.save(daemon)
+        self.assertEqual((written, unsaved), (0, 10))
+        self.assertIn(f"{self.disk}/nvme", reason)
+        self.assertIn("degraded: ", daemon.get("/healthz")[1])
         self.assert_serves(daemon)
         self.assertEqual(daemon.stop(), 0)
+        self.assertIn("warn: hot set not saved in full", daemon.text())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,254 @@
+/*
+ * store over a tier whose disk fails: what is lost is a copy, never a block in DRAM; a save says
+ * what it could not write; all is well again by itself.
+ */
+#include "proto/base/fault.h"
+#include "tests/support/engine.h"
+#include "tests/support/unit.h"
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define SLOT_BYTES (64ULL << 10)
+#define ARENA      (16ULL << 20) /* 256 slots */
+#define TIER_BYTES (512ULL << 20)
+#define BLOCKS     60U
+#define ROUNDS_MAX 4000U
+
+static char path[64];
+static struct kvist_tier_options tier_options;
+static struct kvist_store *store;
+static struct kvist_test_engine *engine;
+static struct kvist_store_saved saved;
+static unsigned saves; /* that have ended */
+
+static int remove_entry(const char *name, const struct stat *info, int type, struct FTW *walk)
+{
+    (void)info;
+    (void)type;
+    (void)walk;
+    return remove(name);
+}
+
+static void open_all(enum kvist_admission admission)
+{
+    struct kvist_store_options options = kvist_test_options(ARENA);
+    options.tier = &tier_options;
+    options.admission = admission;
+    options.hold_us = 1000000;
+    store = kvist_test_store_open(&options);
+    engine = kvist_test_engine_open(store, 1, 1);
+    KVIST_TEST_EQUAL(
+        kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES)), 0);
+    kvist_test_settle(store);
+}
+
+static void close_all(void)
+{
+    kvist_test_engine_close(&engine);
+    kvist_store_close(&store);
+}
+
+static void setup(void)
+{
+    (void)snprintf(path, sizeof(path), "store_fault_XXXXXX");
+    KVIST_TEST_FATAL(mkdtemp(path) != NULL);
+    tier_options = (struct kvist_tier_options){
+        .path = path, .bytes_max = TIER_BYTES, .io_threads = 4, .extent_bytes = 8 << 20};
+    open_all(KVIST_ADMIT_EVICTED);
+}
+
+static void teardown(void)
+{
+    (void)kvist_fault_disarm();
+    if (store != NULL) {
+        close_all();
+    }
+    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static struct kvist_store_stats stats_now(void)
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(store, &stats);
+    return stats;
+}
+
+static void put_range(uint64_t first, uint64_t count)
+{
+    for (uint64_t number = first; number < first + count; number++) {
+        for (unsigned round = 0; engine->pools[0].grant_count == 0 && round < 50; round++) {
+            kvist_test_settle(store);
+        }
+        KVIST_TEST_STATUS(kvist_test_engine_put(engine, 0, number, SLOT_BYTES), KVIST_OK);
+        if (number % 16 == 0) {
+            kvist_test_settle(store);
+        }
+    }
+    kvist_test_settle(store);
+}
+
+static void note_saved(void *ctx, const struct kvist_store_saved *result)
+{
+    (void)ctx;
+    saved = *result;
+    saves++;
+}
+
+static void save(void)
+{
+    unsigned before = saves;
+    KVIST_TEST_STATUS(kvist_store_save(store, note_saved, NULL), KVIST_OK);
+    for (unsigned round = 0; saves == before && round < ROUNDS_MAX; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_FATAL(saves == before + 1);
+}
+
+/* Turn until the tier says that it is well, without being asked for anything. */
+static bool heals(void)
+{
+    for (unsigned round = 0; round < ROUNDS_MAX; round++) {
+        if (stats_now().tier.degraded[0] == '\0') {
+            return true;
+        }
+        kvist_test_settle(store);
+    }
+    return false;
+}
+
+/* Of these blocks, those that a new daemon finds on NVMe. */
+static uint64_t count_kept(uint64_t first, uint64_t count)
+{
+    uint64_t kept = 0;
+    close_all();
+    open_all(KVIST_ADMIT_EVICTED);
+    for (uint64_t number = first; number < first + count; number++) {
+        kept += kvist_test_engine_probe(engine, 0, number) == KVIST_ENTRY_NVME;
+    }
+    return kept;
+}
+
+static void a_save_tells_what_it_could_not_write(void)
+{
+    static const char *points[] = {"tier.extent.make", "tier.extent.write", "tier.index.put"};
+    for (size_t index = 0; index < sizeof(points) / sizeof(points[0]); index++) {
+        uint64_t first = index * BLOCKS;
+        put_range(first, BLOCKS);
+        kvist_fault_arm(points[index], 1, true);
+        save();
+        KVIST_TEST_TRUE(saved.status != KVIST_OK);
+        KVIST_TEST_EQUAL(saved.blocks, 0);
+        KVIST_TEST_EQUAL(saved.unsaved_blocks, BLOCKS);
+        KVIST_TEST_EQUAL(saved.unsaved_bytes, BLOCKS * SLOT_BYTES);
+        CU_ASSERT_STRING_EQUAL(saved.why, stats_now().tier.degraded);
+        KVIST_TEST_TRUE(saved.why[0] != '\0');
+        KVIST_TEST_EQUAL(stats_now().slots_ready, BLOCKS);
+        (void)kvist_fault_disarm();
+        save();
+        KVIST_TEST_STATUS(saved.status, KVIST_OK);
+        KVIST_TEST_EQUAL(saved.blocks, BLOCKS);
+        KVIST_TEST_EQUAL(saved.unsaved_blocks, 0);
+        CU_ASSERT_STRING_EQUAL(saved.why, "");
+        /* The next fault is to meet an extent that has to be made. */
+        close_all();
+        open_all(KVIST_ADMIT_EVICTED);
+    }
+    KVIST_TEST_EQUAL(count_kept(0, 3 * BLOCKS), 3 * BLOCKS);
+}
+
+/* The disk fails in the middle for good: what was written before stays, the rest is counted. */
+static void a_save_counts_what_a_disk_took_before_it_failed(void)
+{
+    put_range(0, BLOCKS);
+    kvist_fault_arm("tier.extent.write", 20, true);
+    save();
+    KVIST_TEST_TRUE(saved.status != KVIST_OK);
+    KVIST_TEST_EQUAL(saved.blocks, 19);
+    KVIST_TEST_EQUAL(saved.unsaved_blocks, BLOCKS - 19);
+    (void)kvist_fault_disarm();
+    KVIST_TEST_EQUAL(count_kept(0, BLOCKS), 19);
+}
+
+/* One error at the k-th call, for every k: the save tries again, and nothing is missing. */
+static void an_error_at_any_call_of_a_save_costs_nothing(void)
+{
+    static const char *points[] = {"tier.extent.make", "tier.extent.write", "tier.index.put",
+                                   "tier.index.open",  "tier.index.get",    "tier.sync"};
+    uint64_t number = 0;
+    uint64_t faults = 0;
+    for (size_t index = 0; index < sizeof(points) / sizeof(points[0]); index++) {
+        for (uint64_t nth = 1; nth < 8; nth++) {
+            put_range(number, 6);
+            uint64_t errors = stats_now().tier.write_errors_total;
+            kvist_fault_arm(points[index], nth, false);
+            save();
+            bool hit = kvist_fault_disarm() >= nth;
+            faults += hit;
+            if (saved.status != KVIST_OK) { /* not durable, and it says so */
+                KVIST_TEST_TRUE(hit && saved.why[0] != '\0');
+                KVIST_TEST_EQUAL(saved.unsaved_blocks, 0);
+                save();
+                KVIST_TEST_STATUS(saved.status, KVIST_OK);
+            } else {
+                KVIST_TEST_EQUAL(saved.blocks, 6);
+            }
+            KVIST_TEST_TRUE(hit || stats_now().tier.write_errors_total == errors);
+            number += 6;
+        }
+    }
+    KVIST_TEST_TRUE(faults > 20);
+    KVIST_TEST_TRUE(heals());
+    KVIST_TEST_EQUAL(count_kept(0, number), number);
+}
+
+static void write_behind_goes_on_when_the_disk_is_well(void)
+{
+    close_all();
+    open_all(KVIST_ADMIT_ALL);
+    kvist_fault_arm("tier.extent.write", 1, true);
+    put_range(0, BLOCKS);
+    for (unsigned round = 0; stats_now().spill_failures_total == 0 && round < ROUNDS_MAX; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_TRUE(stats_now().spill_failures_total > 0);
+    KVIST_TEST_TRUE(stats_now().tier.degraded[0] != '\0');
+    (void)kvist_fault_disarm();
+    for (unsigned round = 0; stats_now().spills_total < BLOCKS && round < ROUNDS_MAX; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(stats_now().spills_total, BLOCKS);
+    KVIST_TEST_TRUE(heals());
+}
+
+/* An engine stores as fast as ever while nothing can be spilled, and the failures are few. */
+static void a_broken_disk_is_left_alone(void)
+{
+    kvist_fault_arm("tier.extent.write", 1, true);
+    put_range(0, 2000);
+    struct kvist_store_stats stats = stats_now();
+    KVIST_TEST_TRUE(stats.evictions_total > 1500);
+    KVIST_TEST_TRUE(stats.spill_failures_total > 0 && stats.spill_failures_total < 1000);
+    (void)kvist_fault_disarm();
+    KVIST_TEST_TRUE(heals());
+    kvist_test_advance(store, 20000000);
+    put_range(2000, 300);
+    KVIST_TEST_TRUE(stats_now().spills_total > 0);
+}
+
+int main(void)
+{
+    static const struct kvist_unit_case cases[] = {
+        {"a save tells what it could not write", a_save_tells_what_it_could_not_write},
+        {"a save counts what a disk took before it failed",
+         a_save_counts_what_a_disk_took_before_it_failed},
+        {"an error at any call of a save costs nothing",
+         an_error_at_any_call_of_a_save_costs_nothing},
+        {"write-behind goes on when the disk is well", write_behind_goes_on_when_the_disk_is_well},
+        {"a broken disk is left alone", a_broken_disk_is_left_alone},
+    };
+    return kvist_unit_main("store_fault", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
+}
