@@ -104,7 +104,7 @@ enum kvist_status kvist_store_commit(struct kvist_store_session *session,
         return status;
     }
     enum kvist_status status = publish(session, pool, commit);
-    kvist_session_free_ticket(session, commit->ticket);
+    kvist_grant_end(session, commit->ticket);
     session->attachments[ordinal].rests_until_us = 0;
     if (status != KVIST_OK) {
         kvist_slot_drop(pool, commit->slot);
@@ -147,10 +147,10 @@ enum kvist_status kvist_store_return(struct kvist_store_session *session,
         return KVIST_NOT_FOUND;
     }
     bool unwanted = pool->slots[slot].epoch == pool->epoch; /* else a clear made it worthless */
-    kvist_session_free_ticket(session, ticket);
+    kvist_grant_end(session, ticket);
     kvist_slot_drop(pool, slot);
     if (unwanted) {
-        kvist_session_rest(session, ordinal);
+        kvist_grant_rest(session, ordinal);
     }
     session->store->stats.returns_total++;
     return KVIST_OK;

@@ -5,7 +5,8 @@
  *               arena.c    segments: make, populate, publish, revoke, free
  *               pool.c     pools: make, find, drop; their maps
  *               slot.c     the transitions of a slot, and what it is counted as
- *               session.c  sessions, processes, attachments; lending and grants
+ *               session.c  sessions, processes, attachments; lending
+ *               grant.c    how many slots a writer is granted, and granting them
  *               block.c    commit, return, clear, inspect
  *               evict.c    lease scan, eviction, shares between pools
  *               spill.c    checksums, DRAM -> NVMe
@@ -512,11 +513,9 @@ void kvist_session_settle(struct kvist_store_session *session, uint32_t ordinal)
 uint32_t kvist_session_take_slot(struct kvist_store_session *session,
                                  uint32_t ordinal,
                                  enum kvist_slot_state state);
-void kvist_session_free_ticket(struct kvist_store_session *session, uint32_t ticket);
-/* It gave slots back: they are not replaced at once. */
-void kvist_session_rest(struct kvist_store_session *session, uint32_t ordinal);
+/* The process that gets the grants, while it is connected. */
+struct kvist_store_process *kvist_session_scheduler(const struct kvist_store_session *session);
 void kvist_session_drain_touches(struct kvist_store_session *session);
-void kvist_session_top_up(struct kvist_store_session *session);
 void kvist_session_tell_promoted(struct kvist_store_session *session);
 /* Lend, revoke, announce maps: to all members of the pool. */
 void kvist_session_lend(struct kvist_store_pool *pool);
@@ -532,6 +531,14 @@ kvist_session_pool(const struct kvist_store_session *session, uint64_t ordinal)
 {
     return ordinal < KVIST_SESSION_POOLS_MAX ? session->attachments[ordinal].pool : NULL;
 }
+
+/* --- grant.c --------------------------------------------------------------------------------- */
+
+/* The grant under a ticket has ended; the slot's state is the caller's to change. */
+void kvist_grant_end(struct kvist_store_session *session, uint32_t ticket);
+/* It gave slots back: they are not replaced at once. */
+void kvist_grant_rest(struct kvist_store_session *session, uint32_t ordinal);
+void kvist_grant_top_up(struct kvist_store_session *session);
 
 /* --- block.c --------------------------------------------------------------------------------- */
 

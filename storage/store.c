@@ -217,7 +217,7 @@ static void turn_sessions(struct kvist_store *store)
     for (uint32_t step = 0; step < KVIST_SESSIONS_MAX; step++) {
         struct kvist_store_session *session = store->sessions[(first + step) % KVIST_SESSIONS_MAX];
         if (session != NULL) {
-            kvist_session_top_up(session);
+            kvist_grant_top_up(session);
             kvist_session_tell_promoted(session);
         }
     }

@@ -639,7 +639,7 @@ static void change_for_ever(void)
         if (number % 8 == 0) {
             (void)kvist_evict_blocks(pool_now(), 8);
         }
-        kvist_session_top_up(engine->session);
+        kvist_grant_top_up(engine->session);
         if (number == 159 && next_random() % 4 == 0) {
             struct kvist_clear *before = store->clears;
             if (kvist_store_clear(store, pool_now(), NULL, NULL) == KVIST_OK) {
