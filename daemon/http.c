@@ -13,10 +13,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BACKLOG         128
-#define HOST_BYTES_MAX  64
-#define ACCEPT_PAUSE_US 100000
-#define KEY             "daemon.metrics_listen"
+#define BACKLOG 128
+/* Half of the places: a newcomer keeps its own until what it has sent was read. */
+#define TURN_ACCEPTS_MAX (KVIST_HTTP_PEERS_MAX / 2)
+#define HOST_BYTES_MAX   64
+#define ACCEPT_PAUSE_US  100000
+#define KEY              "daemon.metrics_listen"
 
 struct kvist_http_peer {
     struct kvist_http *http;
@@ -262,11 +264,21 @@ static void peer_create(struct kvist_http *http, int fd)
     }
 }
 
+/* Who has had its place longest: half a request, or an answer that it does not take. */
+static struct kvist_http_peer *find_oldest(const struct kvist_http *http)
+{
+    struct kvist_http_peer *oldest = http->peers;
+    while (oldest->next != NULL) {
+        oldest = oldest->next;
+    }
+    return oldest;
+}
+
 static void on_acceptable(evutil_socket_t fd, short what, void *ctx)
 {
     (void)what;
     struct kvist_http *http = ctx;
-    for (uint32_t count = 0; count < KVIST_HTTP_PEERS_MAX; count++) {
+    for (uint32_t count = 0; count < TURN_ACCEPTS_MAX; count++) {
         int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (peer < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
@@ -279,10 +291,9 @@ static void on_acceptable(evutil_socket_t fd, short what, void *ctx)
         }
         if (http->peer_count >= KVIST_HTTP_PEERS_MAX) {
             http->counters->http_rejected_total++;
-            (void)close(peer);
-        } else {
-            peer_create(http, peer);
+            peer_free(find_oldest(http));
         }
+        peer_create(http, peer);
     }
 }
 

@@ -376,6 +376,22 @@ class Crowds(harness.Case):
         self.assertLessEqual(daemon.text().count("peer refused"), 41)
         self.assert_serves(daemon)
 
+    def test_half_sent_requests_do_not_keep_a_probe_out(self):
+        harness.raise_files(4096)
+        daemon = self.start()
+        peers = []
+        for _ in range(2000):
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peer.connect(daemon.http)
+            peer.sendall(b"GET /healthz HTTP/1.1\r\n")
+            peers.append(peer)
+            if len(peers) % 400 == 0:
+                self.assertEqual(daemon.get("/healthz"), (200, "ok\n"))
+        self.assertGreater(daemon.metric("http_rejected_total"), 1900)
+        for peer in peers:
+            peer.close()
+        self.assertEqual(daemon.stop(), 0)
+
 
 class Processes(harness.Case):
     """Sessions end when their processes do, not when their sockets close."""
