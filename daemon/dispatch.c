@@ -358,7 +358,7 @@ static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending
     struct kvist_store_pool_info info;
     for (uint32_t index = 0; kvist_store_pool_info(daemon->store, index, &info); index++) {
         struct kvist_store_pool *pool = kvist_store_pool_lookup(daemon->store, info.pool_id);
-        if (pool == NULL || strcmp(info.tenant, pending->connection->tenant) != 0) {
+        if (pool == NULL || !may_see(pending->connection, info.tenant)) {
             continue;
         }
         pending->waiting++;
@@ -402,7 +402,9 @@ static void on_clear(struct kvist_daemon *daemon,
     }
     kvist_log(KVIST_LOG_INFO,
               "cleared scope=%s tenant=%s pid=%d uid=%u",
-              all ? "tenant" : "pool",
+              !all                      ? "pool"
+              : connection->is_operator ? "all"
+                                        : "tenant",
               connection->tenant,
               (int)connection->pid,
               (unsigned)connection->uid);

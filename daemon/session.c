@@ -272,8 +272,9 @@ static enum kvist_status open_session(struct kvist_sessions *sessions,
     session->rank_count = hello->rank_count;
     (void)snprintf(session->tenant, sizeof(session->tenant), "%s", connection->tenant);
     (void)snprintf(session->name, sizeof(session->name), "%s", hello->name);
+    /* It goes to logs and terminals, which some bytes command: ASCII alone is sure to be safe. */
     for (char *at = session->name; *at != '\0'; at++) {
-        if ((unsigned char)*at < 0x20 || *at == '"' || *at == 0x7f) {
+        if (*at < 0x20 || *at > 0x7e || *at == '"') {
             *at = '_';
         }
     }

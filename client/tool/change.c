@@ -21,6 +21,13 @@ static bool confirm(const char *what)
     return fgets(answer, sizeof(answer), stdin) != NULL && strcmp(answer, "yes\n") == 0;
 }
 
+/* kvistd decides by who asks; that root is asked for all tenants is known here. */
+static const char *what_is_all(void)
+{
+    return geteuid() == 0 ? "every pool of every tenant"
+                          : "every pool of your tenant (of every tenant, as kvistd's own user)";
+}
+
 static int send_clear(struct kvist_tool *tool, Kvist__Wire__Clear *clear)
 {
     int exit_code = KVIST_EXIT_FAILED;
@@ -63,7 +70,10 @@ int kvist_tool_clear(struct kvist_tool *tool,
     const char *yes = NULL;
     const struct kvist_tool_option options[] = {
         {"pool ID", true, "one pool, as `kvist pools` names it", &pool},
-        {"all", false, "every pool", &all},
+        {"all",
+         false,
+         "every pool of your tenant; of all tenants for root and kvistd's user",
+         &all},
         {"yes", false, "do not ask", &yes},
     };
     uint8_t id[KVIST_KEY_BYTES];
@@ -80,7 +90,7 @@ int kvist_tool_clear(struct kvist_tool *tool,
     if (yes == NULL && !isatty(STDIN_FILENO)) {
         return kvist_tool_usage(command, "say --yes: there is no terminal to ask on");
     }
-    if (yes == NULL && !confirm(pool != NULL ? "that pool" : "every pool")) {
+    if (yes == NULL && !confirm(pool != NULL ? "that pool" : what_is_all())) {
         (void)fputs("kvist: nothing was cleared\n", stderr);
         return KVIST_EXIT_FAILED;
     }
