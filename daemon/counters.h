@@ -12,7 +12,11 @@ struct kvist_counters {
     uint64_t connections_total;
     uint64_t connections_rejected_total; /* over a limit */
     uint64_t accept_errors_total;
+    uint64_t share_refusals_total;
+    uint64_t share_refused_us; /* when that was last; 0: never */
+    char share_refused[160];   /* what, and to whom */
     uint64_t hello_timeouts_total;
+    uint64_t idle_timeouts_total;
     uint64_t peers_dropped_total; /* took nothing of what was sent */
     uint64_t messages_total;
     uint64_t message_bytes_total;

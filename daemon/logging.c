@@ -74,10 +74,7 @@ uint64_t kvist_logging_dropped_total(void)
     return atomic_load_explicit(&logging.dropped, memory_order_relaxed);
 }
 
-bool kvist_log_limit_take(struct kvist_log_limit *limit,
-                          uint32_t uid,
-                          uint64_t now_us,
-                          uint64_t *suppressed_out)
+bool kvist_log_limit_take(struct kvist_log_limit *limit, uint32_t uid, uint64_t now_us)
 {
     uint32_t place = (uid * 2654435761U) >> 26;
     _Static_assert(KVIST_LOG_LIMIT_USERS == 1U << (32 - 26), "places");
@@ -87,10 +84,24 @@ bool kvist_log_limit_take(struct kvist_log_limit *limit,
     }
     if (limit->users[place].lines >= KVIST_LOG_LIMIT_LINES) {
         limit->users[place].suppressed++;
+        limit->users[place].uid = uid;
         return false;
     }
     limit->users[place].lines++;
-    *suppressed_out = limit->users[place].suppressed;
-    limit->users[place].suppressed = 0;
     return true;
+}
+
+void kvist_log_limit_sum_up(struct kvist_log_limit *limit, uint64_t now_us)
+{
+    for (uint32_t place = 0; place < KVIST_LOG_LIMIT_USERS; place++) {
+        if (limit->users[place].suppressed == 0 ||
+            now_us - limit->users[place].window_us < KVIST_LOG_LIMIT_US) {
+            continue;
+        }
+        kvist_log(KVIST_LOG_WARN,
+                  "%llu more lines about peers were withheld uid=%u",
+                  (unsigned long long)limit->users[place].suppressed,
+                  limit->users[place].uid);
+        limit->users[place].suppressed = 0;
+    }
 }

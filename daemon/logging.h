@@ -28,19 +28,16 @@ uint64_t kvist_logging_dropped_total(void);
 struct kvist_log_limit {
     struct {
         uint32_t lines;
+        uint32_t uid;       /* whose lines were withheld last */
         uint64_t window_us; /* when the window began */
         uint64_t suppressed;
     } users[KVIST_LOG_LIMIT_USERS]; /* by uid, hashed: a collision only shares an allowance */
 };
 
-/**
- * May a line about a peer of this user be written?
- *
- * @param suppressed_out  lines withheld since the last one that was allowed
- */
-bool kvist_log_limit_take(struct kvist_log_limit *limit,
-                          uint32_t uid,
-                          uint64_t now_us,
-                          uint64_t *suppressed_out);
+/** May a line about a peer of this user be written? */
+bool kvist_log_limit_take(struct kvist_log_limit *limit, uint32_t uid, uint64_t now_us);
+
+/** Say how many lines were withheld in the windows that have ended; every now and then. */
+void kvist_log_limit_sum_up(struct kvist_log_limit *limit, uint64_t now_us);
 
 #endif

@@ -9,6 +9,7 @@
 #define FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
 
 #define PROCESS_US   1000000ULL
+#define REFUSED_US   60000000ULL /* health tells of a refusal for so long */
 
 struct daemon_figures {
     double up_us;
@@ -64,6 +65,11 @@ static const char *find_fault(const struct kvist_metrics *metrics,
     }
     if (metrics->files_max < FILES_WANTED) {
         return "the limit of open files is low: raise LimitNOFILE";
+    }
+    const struct kvist_counters *counters = metrics->counters;
+    if (counters->share_refused_us != 0 &&
+        kvist_clock_now_us() - counters->share_refused_us < REFUSED_US) {
+        return counters->share_refused;
     }
     return NULL;
 }

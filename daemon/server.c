@@ -1,5 +1,6 @@
 #include "daemon/server.h"
 
+#include "daemon/share.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/fault.h"
@@ -27,20 +28,10 @@ static const struct timeval at_once = {0, 0};
 
 /* --- Output ---------------------------------------------------------------------------------- */
 
-static bool log_peer(struct kvist_connection *connection)
+bool kvist_connection_may_log(struct kvist_connection *connection)
 {
-    uint64_t suppressed = 0;
-    struct kvist_log_limit *limit = &connection->server->log_limit;
-    if (!kvist_log_limit_take(limit, connection->uid, kvist_clock_now_us(), &suppressed)) {
-        return false;
-    }
-    if (suppressed > 0) {
-        kvist_log(KVIST_LOG_WARN,
-                  "lines about peers withheld uid=%u lines=%llu",
-                  (unsigned)connection->uid,
-                  (unsigned long long)suppressed);
-    }
-    return true;
+    return kvist_log_limit_take(
+        &connection->server->log_limit, connection->uid, kvist_clock_now_us());
 }
 
 void kvist_connection_doom(struct kvist_connection *connection)
@@ -85,7 +76,7 @@ void kvist_connection_send(struct kvist_connection *connection,
     enum kvist_status status = kvist_message_put(connection->writer, envelope, fds, fd_count, &err);
     if (status != KVIST_OK) {
         connection->server->counters->peers_dropped_total += status == KVIST_BUSY;
-        if (log_peer(connection)) {
+        if (kvist_connection_may_log(connection)) {
             kvist_log(KVIST_LOG_WARN,
                       "cannot send message=%s pid=%d uid=%u status=%s error=\"%s\" action=closed",
                       kvist_message_name(envelope),
@@ -123,6 +114,21 @@ void kvist_connection_send_failure(struct kvist_connection *connection,
     kvist_connection_send(connection, &envelope, NULL, 0);
 }
 
+/* Failure, then the end of the connection. */
+static void turn_away(struct kvist_connection *connection,
+                      uint64_t id,
+                      enum kvist_status status,
+                      const char *text)
+{
+    kvist_connection_send_failure(connection, id, status, text);
+    connection->state = KVIST_CONNECTION_CLOSING;
+    connection->stalled_us = kvist_clock_now_us();
+    (void)event_del(connection->readable);
+    if (connection->output_dead) {
+        kvist_connection_doom(connection);
+    }
+}
+
 void kvist_connection_refuse(struct kvist_connection *connection,
                              uint64_t id,
                              enum kvist_status status,
@@ -132,7 +138,7 @@ void kvist_connection_refuse(struct kvist_connection *connection,
         return;
     }
     connection->server->counters->protocol_errors_total++;
-    if (log_peer(connection)) {
+    if (kvist_connection_may_log(connection)) {
         kvist_log(KVIST_LOG_WARN,
                   "peer refused pid=%d uid=%u status=%s reason=\"%s\" action=closed",
                   (int)connection->pid,
@@ -140,13 +146,7 @@ void kvist_connection_refuse(struct kvist_connection *connection,
                   kvist_status_name(status),
                   text);
     }
-    kvist_connection_send_failure(connection, id, status, text);
-    connection->state = KVIST_CONNECTION_CLOSING;
-    connection->stalled_us = kvist_clock_now_us();
-    (void)event_del(connection->readable);
-    if (connection->output_dead) {
-        kvist_connection_doom(connection);
-    }
+    turn_away(connection, id, status, text);
 }
 
 static void on_writable(evutil_socket_t fd, short what, void *ctx)
@@ -181,6 +181,7 @@ static void handle_frame(struct kvist_connection *connection, const struct kvist
     struct kvist_server *server = connection->server;
     server->counters->messages_total++;
     server->counters->message_bytes_total += frame->length;
+    connection->asked_us = kvist_clock_now_us();
     struct kvist_error err = KVIST_ERROR_INIT;
     Kvist__Wire__Envelope *envelope = NULL;
     enum kvist_status status =
@@ -358,30 +359,24 @@ static void identify(struct kvist_connection *connection)
                    kvist_config_tenant(connection->server->config, peer.uid, groups, group_count));
 }
 
-static struct kvist_connection *connection_create(struct kvist_server *server, int fd)
+/* A peer that was identified. Frees it when it fails. */
+static void connection_open(struct kvist_connection *connection)
 {
-    struct kvist_connection *connection = calloc(1, sizeof(*connection));
-    if (connection == NULL) {
-        (void)close(fd);
-        return NULL;
-    }
-    connection->server = server;
-    connection->fd = fd;
-    connection->opened_us = kvist_clock_now_us();
+    struct kvist_server *server = connection->server;
     connection->readable =
-        event_new(server->base, fd, EV_READ | EV_PERSIST, on_readable, connection);
+        event_new(server->base, connection->fd, EV_READ | EV_PERSIST, on_readable, connection);
     connection->writable =
-        event_new(server->base, fd, EV_WRITE | EV_PERSIST, on_writable, connection);
+        event_new(server->base, connection->fd, EV_WRITE | EV_PERSIST, on_writable, connection);
     connection->resume = evtimer_new(server->base, on_resume, connection);
     if (connection->readable == NULL || connection->writable == NULL ||
         connection->resume == NULL ||
         kvist_frame_reader_create(0, &connection->reader) != KVIST_OK ||
         kvist_frame_writer_create(&connection->writer) != KVIST_OK ||
         event_add(connection->readable, NULL) != 0) {
+        server->counters->accept_errors_total++;
         connection_free(connection);
-        return NULL;
+        return;
     }
-    identify(connection);
     connection->next = server->connections;
     connection->link = &server->connections;
     if (connection->next != NULL) {
@@ -389,7 +384,6 @@ static struct kvist_connection *connection_create(struct kvist_server *server, i
     }
     server->connections = connection;
     server->connection_count++;
-    return connection;
 }
 
 enum kvist_status kvist_connection_pidfd(const struct kvist_connection *connection, int *fd_out)
@@ -419,17 +413,18 @@ enum kvist_status kvist_connection_pidfd(const struct kvist_connection *connecti
 
 /* --- Accept ---------------------------------------------------------------------------------- */
 
-/* Tell a peer that there is no room, without giving it one. Closes fd. */
-static void reject(struct kvist_server *server, int fd)
+/* Tell a peer that there is no room, without giving it one. */
+static void reject(struct kvist_server *server, int fd, const char *text)
 {
     server->counters->connections_rejected_total++;
     struct kvist_frame_writer *writer = NULL;
     if (kvist_frame_writer_create(&writer) == KVIST_OK) {
-        char text[] = "kvistd has as many connections as it allows: try again later";
+        char sentence[KVIST_ERROR_TEXT_BYTES];
+        (void)snprintf(sentence, sizeof(sentence), "%s", text);
         Kvist__Wire__Failure failure;
         kvist__wire__failure__init(&failure);
         failure.status = KVIST_BUSY;
-        failure.text = text;
+        failure.text = sentence;
         Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
         envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_FAILURE;
         envelope.failure = &failure;
@@ -439,25 +434,67 @@ static void reject(struct kvist_server *server, int fd)
         }
         kvist_frame_writer_destroy(&writer);
     }
-    (void)close(fd);
 }
 
-/* All places are taken: the longest silent stranger goes, if it had time enough to greet. */
-static bool make_place(struct kvist_server *server, uint64_t now_us)
+static bool is_own(const struct kvist_connection *connection, const struct kvist_connection *other)
+{
+    return kvist_share_is_one(connection->tenant, connection->uid, other->tenant, other->uid);
+}
+
+/* The longest silent stranger goes, if it had time enough to greet. @param of  whose; NULL: any */
+static bool make_place(struct kvist_server *server, const struct kvist_connection *of)
 {
     struct kvist_connection *oldest = NULL;
     for (struct kvist_connection *at = server->connections; at != NULL; at = at->next) {
-        if (at->state != KVIST_CONNECTION_OPEN &&
+        if (at->state != KVIST_CONNECTION_OPEN && (of == NULL || is_own(of, at)) &&
             (oldest == NULL || at->opened_us < oldest->opened_us)) {
             oldest = at;
         }
     }
-    if (oldest == NULL || now_us - oldest->opened_us < GREETING_EVICT_US) {
+    if (oldest == NULL || kvist_clock_now_us() - oldest->opened_us < GREETING_EVICT_US) {
         return false;
     }
     server->counters->hello_timeouts_total++;
     connection_close(oldest);
     return true;
+}
+
+static enum kvist_status find_place(struct kvist_connection *connection, struct kvist_error *err)
+{
+    struct kvist_server *server = connection->server;
+    uint32_t own = 0;
+    for (const struct kvist_connection *at = server->connections; at != NULL; at = at->next) {
+        own += is_own(connection, at);
+    }
+    bool is_operator = connection->is_operator;
+    if (!kvist_share_fits(is_operator, own, server->connection_count, KVIST_CONNECTIONS_MAX) &&
+        make_place(server, is_operator || own == 0 ? NULL : connection)) {
+        own -= !is_operator && own > 0;
+    }
+    return kvist_share_check(
+        connection, "connections", own, server->connection_count, KVIST_CONNECTIONS_MAX, err);
+}
+
+static void accept_peer(struct kvist_server *server, int fd)
+{
+    struct kvist_connection *connection = calloc(1, sizeof(*connection));
+    if (connection == NULL) {
+        server->counters->accept_errors_total++;
+        (void)close(fd);
+        return;
+    }
+    struct kvist_error err = KVIST_ERROR_INIT;
+    connection->server = server;
+    connection->fd = fd;
+    connection->opened_us = kvist_clock_now_us();
+    connection->asked_us = connection->opened_us;
+    identify(connection);
+    if (find_place(connection, &err) == KVIST_OK) {
+        connection_open(connection);
+    } else {
+        reject(server, fd, err.text);
+        connection_free(connection);
+    }
 }
 
 /* Out of fds: with the spare one the next peer is let in and out, so that it need not wait. */
@@ -468,12 +505,12 @@ static void accept_failed(struct kvist_server *server, int error_number)
         (void)close(server->spare_fd);
         int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
-            reject(server, fd);
+            reject(server, fd, "kvistd is out of file descriptors: try again later");
+            (void)close(fd);
         }
         server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     }
-    uint64_t suppressed = 0;
-    if (kvist_log_limit_take(&server->log_limit, 0, kvist_clock_now_us(), &suppressed)) {
+    if (kvist_log_limit_take(&server->log_limit, 0, kvist_clock_now_us())) {
         kvist_log(KVIST_LOG_WARN,
                   "cannot accept errno=%d error=\"%s\" action=retried",
                   error_number,
@@ -502,12 +539,7 @@ static void on_acceptable(evutil_socket_t fd, short what, void *ctx)
             return;
         }
         server->counters->connections_total++;
-        if (server->connection_count >= KVIST_CONNECTIONS_MAX &&
-            !make_place(server, kvist_clock_now_us())) {
-            reject(server, peer);
-        } else if (connection_create(server, peer) == NULL) {
-            server->counters->accept_errors_total++;
-        }
+        accept_peer(server, peer);
     }
 }
 
@@ -519,10 +551,19 @@ static void on_accept_again(evutil_socket_t fd, short what, void *ctx)
     (void)event_add(server->acceptable, NULL);
 }
 
+/* A tool that waits for nothing; an engine may be silent for as long as it likes. */
+static bool is_idle(const struct kvist_connection *connection)
+{
+    return connection->state == KVIST_CONNECTION_OPEN && connection->is_tool &&
+           connection->pending == NULL && connection->stalled_us == 0 && !connection->doomed;
+}
+
 void kvist_server_tick(struct kvist_server *server, uint64_t now_us)
 {
     uint64_t hello_us = server->config->daemon_hello_timeout_ms * 1000;
     uint64_t send_us = server->config->daemon_send_timeout_ms * 1000;
+    uint64_t idle_us = server->config->daemon_idle_timeout_ms * 1000;
+    kvist_log_limit_sum_up(&server->log_limit, now_us);
     struct kvist_connection *next = NULL;
     for (struct kvist_connection *at = server->connections; at != NULL; at = next) {
         next = at->next;
@@ -531,9 +572,12 @@ void kvist_server_tick(struct kvist_server *server, uint64_t now_us)
             server->counters->hello_timeouts_total++;
             kvist_connection_refuse(
                 at, 0, KVIST_TIMED_OUT, "no hello came in time (daemon.hello_timeout_ms)");
+        } else if (is_idle(at) && now_us > at->asked_us + idle_us) {
+            server->counters->idle_timeouts_total++;
+            turn_away(at, 0, KVIST_TIMED_OUT, "nothing was asked (daemon.idle_timeout_ms)");
         } else if (at->stalled_us != 0 && now_us > at->stalled_us + limit_us && !at->doomed) {
             server->counters->peers_dropped_total++;
-            if (log_peer(at)) {
+            if (kvist_connection_may_log(at)) {
                 kvist_log(KVIST_LOG_WARN,
                           "peer does not read pid=%d uid=%u waiting_bytes=%zu action=closed",
                           (int)at->pid,

@@ -6,12 +6,12 @@
  * Units       _us: monotonic
  * Ownership   the server owns its connections; others may keep a pointer until connection_gone
  * Threads     loop
- * Limits      KVIST_CONNECTIONS_MAX; a connection's turn: KVIST_TURN_MESSAGES_MAX messages,
- *             KVIST_TURN_BYTES_MAX bytes, one request with a reply; what waits to be sent:
- * KVIST_OUTPUT_BYTES_MAX, and above KVIST_OUTPUT_PAUSE_BYTES nothing more is read from that peer
- * States      GREETING -> OPEN [hello] -> CLOSING [a Failure is on its way out] -> gone
- * Errors      none come back: a connection that fails is logged, counted and closed
- * Source      unix(7) SO_PEERCRED, SO_PEERPIDFD (Linux 6.5), pidfd_open(2)
+ * Limits      KVIST_CONNECTIONS_MAX, of which a peer has its share (share.h); a connection's turn:
+ * KVIST_TURN_MESSAGES_MAX messages, KVIST_TURN_BYTES_MAX bytes, one request with a reply; what
+ * waits to be sent: KVIST_OUTPUT_BYTES_MAX, and above KVIST_OUTPUT_PAUSE_BYTES nothing more is read
+ * from that peer States      GREETING -> OPEN [hello] -> CLOSING [a Failure is on its way out] ->
+ * gone Errors      none come back: a connection that fails is logged, counted and closed Source
+ * unix(7) SO_PEERCRED, SO_PEERPIDFD (Linux 6.5), pidfd_open(2)
  */
 #ifndef KVIST_DAEMON_SERVER_H
 #define KVIST_DAEMON_SERVER_H
@@ -56,6 +56,7 @@ struct kvist_connection {
     struct event *writable;
     struct event *resume; /* a timer of 0: goes on in the next turn of the loop */
     uint64_t opened_us;
+    uint64_t asked_us;   /* when its last message came */
     uint64_t stalled_us; /* since when the peer takes nothing; 0: it does */
     /* Who it is, as the kernel says. */
     uid_t uid;
@@ -130,6 +131,9 @@ void kvist_connection_refuse(struct kvist_connection *connection,
                              uint64_t id,
                              enum kvist_status status,
                              const char *text);
+
+/** Whether a line about this peer may be logged; what is withheld is counted. */
+bool kvist_connection_may_log(struct kvist_connection *connection);
 
 /** Close in a later turn, silently. */
 void kvist_connection_doom(struct kvist_connection *connection);

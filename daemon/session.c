@@ -1,5 +1,6 @@
 #include "daemon/session.h"
 
+#include "daemon/share.h"
 #include "proto/base/check.h"
 #include "proto/base/log.h"
 
@@ -251,16 +252,27 @@ static enum kvist_status check_session(const struct kvist_session *session,
 }
 
 static enum kvist_status open_session(struct kvist_sessions *sessions,
-                                      const struct kvist_connection *connection,
+                                      struct kvist_connection *connection,
                                       const Kvist__Wire__Hello *hello,
                                       struct kvist_session **session_out,
                                       struct kvist_error *err)
 {
+    uint32_t own = 0;
+    uint32_t used = 0;
+    for (const struct kvist_session *at = sessions->first; at != NULL; at = at->next) {
+        own += kvist_share_is_one(connection->tenant, connection->uid, at->tenant, at->uid);
+        used++;
+    }
+    enum kvist_status status =
+        kvist_share_check(connection, "sessions", own, used, KVIST_SESSIONS_MAX, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
     struct kvist_session *session = calloc(1, sizeof(*session));
     if (session == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "hello", "no memory for a session");
     }
-    enum kvist_status status = kvist_store_session_open(
+    status = kvist_store_session_open(
         sessions->store, hello->session_id.data, hello->rank_count, &session->store, err);
     if (status != KVIST_OK) {
         free(session);
@@ -368,6 +380,31 @@ static bool take_back(struct kvist_session *session,
         return true;
     }
     return false;
+}
+
+enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *sessions,
+                                            struct kvist_connection *connection,
+                                            const struct kvist_store_pool *pool,
+                                            struct kvist_error *err)
+{
+    bool open[KVIST_POOLS_MAX] = {false};
+    bool own[KVIST_POOLS_MAX] = {false};
+    for (const struct kvist_session *at = sessions->first; at != NULL; at = at->next) {
+        kvist_store_session_pools(at->store, open);
+        if (kvist_share_is_one(connection->tenant, connection->uid, at->tenant, at->uid)) {
+            kvist_store_session_pools(at->store, own);
+        }
+    }
+    uint32_t open_count = 0;
+    uint32_t own_count = 0;
+    for (uint32_t index = 0; index < KVIST_POOLS_MAX; index++) {
+        open_count += open[index];
+        own_count += own[index];
+    }
+    bool is_open = pool != NULL && open[kvist_store_pool_index(pool)];
+    return is_open ? KVIST_OK
+                   : kvist_share_check(
+                         connection, "pools", own_count, open_count, KVIST_POOLS_MAX, err);
 }
 
 enum kvist_status kvist_sessions_join(struct kvist_sessions *sessions,

@@ -6,12 +6,12 @@
  *             stays while it lives, and no timer ever takes it.
  * Ownership   the table owns sessions and processes; a connection borrows its process
  * Threads     loop
- * Limits      the store's: KVIST_SESSIONS_MAX, ranks and one scheduler a session
- * Invariants  a session has at least one process; process->connection and connection->process name
- *             each other
- * Errors      DENIED: a session id of another user, a process that cannot be watched; INVALID: it
- *             does not fit its session; EXISTS: the place is taken by a process that lives; BUSY
- * Source      pidfd_open(2): readable once the process has ended, its mappings gone with it
+ * Limits      KVIST_SESSIONS_MAX, of which a peer has its share (share.h), as of open pools; ranks
+ * and one scheduler a session Invariants  a session has at least one process; process->connection
+ * and connection->process name each other Errors      DENIED: a session id of another user, a
+ * process that cannot be watched; INVALID: it does not fit its session; EXISTS: the place is taken
+ * by a process that lives; BUSY Source      pidfd_open(2): readable once the process has ended, its
+ * mappings gone with it
  */
 #ifndef KVIST_DAEMON_SESSION_H
 #define KVIST_DAEMON_SESSION_H
@@ -66,6 +66,17 @@ KVIST_MUST_USE enum kvist_status kvist_sessions_join(struct kvist_sessions *sess
 /** Take over the sessions that the store has adopted, and watch their processes. */
 KVIST_MUST_USE enum kvist_status kvist_sessions_adopt(struct kvist_sessions *sessions,
                                                       struct kvist_error *err);
+
+/**
+ * Whether a peer may have a pool open that nobody has open now.
+ *
+ * @param pool  NULL: there is none yet
+ * @return OK, also for a pool that somebody has open; BUSY: it has its share of them
+ */
+KVIST_MUST_USE enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *sessions,
+                                                           struct kvist_connection *connection,
+                                                           const struct kvist_store_pool *pool,
+                                                           struct kvist_error *err);
 
 /** The connection is gone; its process, if it has one, stays. */
 void kvist_sessions_detach(struct kvist_connection *connection);

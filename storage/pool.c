@@ -485,6 +485,11 @@ const uint8_t *kvist_store_pool_id(const struct kvist_store_pool *pool)
     return pool->about.pool_id;
 }
 
+uint32_t kvist_store_pool_index(const struct kvist_store_pool *pool)
+{
+    return pool->index;
+}
+
 const char *kvist_store_pool_tenant(const struct kvist_store_pool *pool)
 {
     return pool->about.tenant;

@@ -130,6 +130,16 @@ int kvist_store_session_page_fd(const struct kvist_store_session *session)
     return session->page.fd;
 }
 
+void kvist_store_session_pools(const struct kvist_store_session *session,
+                               bool open_out[KVIST_POOLS_MAX])
+{
+    for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+        if (session->attachments[ordinal].pool != NULL) {
+            open_out[session->attachments[ordinal].pool->index] = true;
+        }
+    }
+}
+
 uint64_t kvist_store_session_page_bytes(const struct kvist_store_session *session)
 {
     return session->page.bytes;

@@ -261,6 +261,10 @@ void kvist_store_session_close(struct kvist_store_session **session);
 
 /** The page's memfd, to be sent read-write. Borrowed. */
 int kvist_store_session_page_fd(const struct kvist_store_session *session);
+
+/** Set the places, by kvist_store_pool_index(), of the pools that the session has open. */
+void kvist_store_session_pools(const struct kvist_store_session *session,
+                               bool open_out[KVIST_POOLS_MAX]);
 uint64_t kvist_store_session_page_bytes(const struct kvist_store_session *session);
 
 /**
@@ -364,6 +368,7 @@ void kvist_store_detach(struct kvist_store_process *process, uint32_t pool);
 int kvist_store_pool_map_fd(const struct kvist_store_pool *pool);
 uint64_t kvist_store_pool_map_bytes(const struct kvist_store_pool *pool);
 const uint8_t *kvist_store_pool_id(const struct kvist_store_pool *pool);
+uint32_t kvist_store_pool_index(const struct kvist_store_pool *pool);
 const char *kvist_store_pool_tenant(const struct kvist_store_pool *pool);
 uint64_t kvist_store_pool_slot_bytes(const struct kvist_store_pool *pool);
 uint32_t kvist_store_pool_slots_per_segment(const struct kvist_store_pool *pool);

@@ -69,6 +69,104 @@ class Case(harness.Case):
         return user.answer
 
 
+class Shares(Case):
+    def connect_until_refused(self, daemon, count):
+        """@return how many tools got in, and what the first other one was told"""
+        self.kept = []
+        for index in range(count):
+            peer = wire.Peer(daemon.socket)
+            self.kept.append(peer)
+            try:
+                reply = peer.hello()
+            except wire.Gone:
+                return index, "gone"
+            if reply.body != wire.HELLO_REPLY:
+                return index, reply.text(2)
+        return count, ""
+
+    def test_idle_connections_of_one_user_do_not_keep_others_out(self):
+        daemon = self.start()
+        got, text = self.user(self.A, lambda: self.connect_until_refused(daemon, 600)).answer
+        self.assertEqual(got, 240)
+        self.assertIn("tenant a has 240 of kvistd's 512 connections", text)
+        self.assertIn("share what=connections tenant=a", daemon.text())
+        other, _ = self.user(self.B, lambda: self.connect_until_refused(daemon, 600)).answer
+        self.assertEqual(other, 120)
+        for uid in (65000, 65001):  # of the default tenant, where each user counts alone
+            more, text = self.user(uid, lambda: self.connect_until_refused(daemon, 600)).answer
+            self.assertGreaterEqual(more, 30)
+        self.assertIn("user 65001 has", text)
+        self.assertGreater(daemon.metric("share_refusals_total"), 3)
+        self.assertIn("degraded: connections were refused to tenant", daemon.get("/healthz")[1])
+        for _ in range(32):  # kept for root, whoever came before
+            self.assert_serves(daemon)
+        code, out, error = daemon.tool("status")
+        self.assertEqual(code, 0, error)
+        self.assertIn("were refused to tenant", out)
+
+    def test_idle_tools_lose_their_connections(self):
+        daemon = self.start("--set", "daemon.idle_timeout_ms=200")
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        with wire.Peer(daemon.socket) as peer:
+            peer.hello()
+            self.assert_ends(peer, wire.TIMED_OUT, "idle_timeout_ms")
+        self.assertEqual(daemon.metric("idle_timeouts_total"), 1)
+        self.assertEqual(engine.request(wire.STAT).body, wire.STAT_REPLY)  # it may be silent
+        engine.close()
+
+    def sessions_until_refused(self, daemon, count):
+        self.kept = []
+        for index in range(count):
+            peer = wire.Peer(daemon.socket)
+            self.kept.append(peer)
+            reply = peer.hello(wire.ENGINE, os.urandom(16), 0, 1)
+            if reply.body != wire.HELLO_REPLY:
+                return index, reply.text(2)
+            reply.close()
+        return count, ""
+
+    def test_idle_sessions_of_one_user_do_not_keep_others_out(self):
+        daemon = self.start()
+        got, text = self.user(self.A, lambda: self.sessions_until_refused(daemon, 130)).answer
+        self.assertEqual(got, 60)
+        self.assertIn("tenant a has 60 of kvistd's 128 sessions", text)
+        got, _ = self.user(self.B, lambda: self.sessions_until_refused(daemon, 130)).answer
+        self.assertEqual(got, 30)
+        with wire.Peer(daemon.socket) as peer:
+            self.assertEqual(peer.hello(wire.ENGINE, os.urandom(16), 0, 1).body, wire.HELLO_REPLY)
+
+    def pools_until_refused(self, daemon, count):
+        self.kept = []
+        for index in range(count):
+            if index % 8 == 0:
+                peer = wire.Peer(daemon.socket)
+                self.kept.append(peer)
+                peer.hello(wire.ENGINE, os.urandom(16), 0, 1).close()
+            reply = peer.request(wire.OPEN_POOL, {1: {1: "model", 2: f"m{index}"}, 2: 65536})
+            if reply.body != wire.POOL_REPLY:
+                return index, reply.text(2)
+            reply.close()
+        return count, ""
+
+    def test_empty_pools_of_one_user_do_not_keep_others_out(self):
+        daemon = self.start(arena="256M")
+
+        def store():
+            with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+                for index in range(100):
+                    engine.put(bytes([index]) * 32, b"x" * 65536)
+                return engine.stat()[0]["commits_total"]
+
+        hoarder = self.user(self.A, lambda: self.pools_until_refused(daemon, 256))
+        self.assertEqual(hoarder.answer[0], 120)
+        self.assertIn("tenant a has 120 of kvistd's 256 pools", hoarder.answer[1])
+        self.assertEqual(self.ask(self.B, lambda: self.pools_until_refused(daemon, 256))[0], 60)
+        hoarder.close()
+        # What it leaves behind is nobody's: the next ones get the places and the memory.
+        wire.until(lambda: daemon.metric("sessions") == 0, "the hoarder is gone")
+        self.assertEqual(self.ask(self.B, store), 100)
+
+
 class Operators(Case):
     def test_clear_all_is_of_the_callers_tenant_or_of_all_for_root(self):
         daemon = self.start()

@@ -3,6 +3,7 @@
 #include "daemon/logging.h"
 #include "daemon/metrics.h"
 #include "daemon/pool.h"
+#include "daemon/share.h"
 #include "proto/base/check.h"
 #include "tests/support/unit.h"
 
@@ -131,21 +132,58 @@ static void shapes_are_remembered_by_rank(void)
     free(shapes);
 }
 
+static void keep_line(enum kvist_log_level level, const char *text, void *ctx)
+{
+    (void)level;
+    (void)snprintf(ctx, 256, "%s", text);
+}
+
 static void one_user_cannot_fill_the_log(void)
 {
     struct kvist_log_limit *limit = calloc(1, sizeof(*limit));
     KVIST_TEST_FATAL(limit != NULL);
-    uint64_t suppressed = 0;
+    char line[256] = "";
     uint64_t now_us = 3 * KVIST_LOG_LIMIT_US;
     uint32_t allowed = 0;
-    for (int line = 0; line < 1000; line++) {
-        allowed += kvist_log_limit_take(limit, 1000, now_us, &suppressed);
+    for (int count = 0; count < 1000; count++) {
+        allowed += kvist_log_limit_take(limit, 1000, now_us);
     }
     KVIST_TEST_EQUAL(allowed, KVIST_LOG_LIMIT_LINES);
-    KVIST_TEST_TRUE(kvist_log_limit_take(limit, 1001, now_us, &suppressed));
-    KVIST_TEST_TRUE(kvist_log_limit_take(limit, 1000, now_us + KVIST_LOG_LIMIT_US, &suppressed));
-    KVIST_TEST_EQUAL(suppressed, 1000 - KVIST_LOG_LIMIT_LINES);
+    KVIST_TEST_TRUE(kvist_log_limit_take(limit, 1001, now_us));
+    kvist_log_set_sink(keep_line, line, KVIST_LOG_INFO);
+    kvist_log_limit_sum_up(limit, now_us + KVIST_LOG_LIMIT_US - 1);
+    KVIST_TEST_EQUAL(line[0], '\0');
+    kvist_log_limit_sum_up(limit, now_us + KVIST_LOG_LIMIT_US);
+    KVIST_TEST_EQUAL(strcmp(line, "980 more lines about peers were withheld uid=1000"), 0);
+    line[0] = '\0';
+    kvist_log_limit_sum_up(limit, now_us + 2 * KVIST_LOG_LIMIT_US);
+    KVIST_TEST_EQUAL(line[0], '\0');
+    kvist_log_set_sink(NULL, NULL, KVIST_LOG_INFO);
+    KVIST_TEST_TRUE(kvist_log_limit_take(limit, 1000, now_us + KVIST_LOG_LIMIT_US));
     free(limit);
+}
+
+/* Holders come one after the other, and each takes all that it can have. */
+static void shares_leave_something_for_everybody(void)
+{
+    const uint32_t max = 512;
+    uint32_t used = 0;
+    for (uint32_t holder = 0; holder < 8; holder++) {
+        uint32_t own = 0;
+        while (kvist_share_fits(false, own, used, max)) {
+            own++;
+            used++;
+        }
+        KVIST_TEST_TRUE(own >= (480U >> (holder + 1)));
+        KVIST_TEST_TRUE(own < 480U - used + 2);
+    }
+    KVIST_TEST_TRUE(used < 480);
+    KVIST_TEST_TRUE(!kvist_share_fits(false, 0, 480, max));
+    KVIST_TEST_TRUE(kvist_share_fits(true, 511, 511, max));
+    KVIST_TEST_TRUE(!kvist_share_fits(true, 0, 512, max));
+    KVIST_TEST_TRUE(kvist_share_is_one("a", 1, "a", 2));
+    KVIST_TEST_TRUE(!kvist_share_is_one("a", 1, "b", 1));
+    KVIST_TEST_TRUE(!kvist_share_is_one(KVIST_TENANT_DEFAULT, 1, KVIST_TENANT_DEFAULT, 2));
 }
 
 static void metrics_have_names_and_sentences(void)
@@ -171,6 +209,7 @@ int main(void)
         {"what people cannot read is not described", what_people_cannot_read_is_not_described},
         {"shapes are remembered by rank", shapes_are_remembered_by_rank},
         {"one user cannot fill the log", one_user_cannot_fill_the_log},
+        {"shares leave something for everybody", shares_leave_something_for_everybody},
         {"metrics have names and sentences", metrics_have_names_and_sentences},
     };
     return kvist_unit_main("daemon parts", cases, KVIST_ARRAY_COUNT(cases), NULL, NULL);
