@@ -9,11 +9,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 from . import paths
 from .process import Child, wait_until
+
+sys.path.insert(0, str(paths.ROOT / "tests" / "support"))
+from supervise import Supervisor  # noqa: E402
 
 READY_LIMIT_S = 60.0
 MIB = 1 << 20
@@ -182,3 +186,28 @@ class Daemon(Child):
         if done.returncode != 0:
             raise self.fail(f"kvist {' '.join(args)} failed: {done.stderr}")
         return json.loads(done.stdout)
+
+
+class KeptDaemon(Daemon):
+    """Under a service manager that keeps its memory and starts it again whenever it ends."""
+
+    ADOPTED = "adopted what kvistd had left blocks="
+
+    def start(self) -> "KeptDaemon":
+        self.service = Supervisor([paths.kvistd(), "--config", str(self.config)], self.home)
+        self.service.start().wait_ready(READY_LIMIT_S)
+        return self
+
+    def kill(self) -> None:
+        """Killed, and ready again."""
+        self.service.kill()
+        self.service.wait_ready(READY_LIMIT_S)
+
+    def adopted(self) -> list[int]:
+        """How many blocks each of its starts has found."""
+        lines = [line for line in self.service.text().splitlines() if self.ADOPTED in line]
+        return [int(line.split(self.ADOPTED)[1].split()[0]) for line in lines]
+
+    def close(self) -> None:
+        self.service.close()
+        super().close()
