@@ -1,0 +1,278 @@
+/* adopt over a real tier: what is on NVMe is what the tier says, whatever the old index said. */
+#include "storage/internal.h"
+#include "tests/support/engine.h"
+#include "tests/support/unit.h"
+#include "tests/support/vault.h"
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SLOT_BYTES (64ULL << 10)
+#define ARENA      (16ULL << 20) /* 256 slots */
+#define BLOCKS     400U
+#define TIER_BYTES (512ULL << 20)
+
+static char path[64];
+static struct kvist_test_vault vault;
+static struct kvist_tier_options tier_options;
+static struct kvist_store_options options;
+static struct kvist_store *store;
+static struct kvist_test_engine *engine;
+
+static int remove_entry(const char *name, const struct stat *info, int type, struct FTW *walk)
+{
+    (void)info;
+    (void)type;
+    (void)walk;
+    return remove(name);
+}
+
+static void remove_tier(void)
+{
+    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static void open_store(void)
+{
+    kvist_test_vault_options(&vault, &options);
+    options.tier = &tier_options;
+    store = kvist_test_store_open(&options);
+}
+
+static void open_engine(void)
+{
+    engine = kvist_test_engine_open(store, 1, 1);
+    KVIST_TEST_EQUAL(
+        kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES)), 0);
+    kvist_test_settle(store);
+}
+
+static void setup(void)
+{
+    (void)snprintf(path, sizeof(path), "adopt_tier_XXXXXX");
+    KVIST_TEST_FATAL(mkdtemp(path) != NULL);
+    tier_options = (struct kvist_tier_options){
+        .path = path, .bytes_max = TIER_BYTES, .io_threads = 4, .extent_bytes = 8 << 20};
+    options = kvist_test_options(ARENA);
+    options.hold_us = 60000000;
+    kvist_test_vault_init(&vault);
+    open_store();
+    open_engine();
+}
+
+static void teardown(void)
+{
+    kvist_test_engine_close(&engine);
+    kvist_store_close(&store);
+    KVIST_TEST_EQUAL(vault.count, 0);
+    kvist_test_vault_fini(&vault);
+    remove_tier();
+}
+
+static void wait_loaded(void)
+{
+    for (unsigned round = 0; !store->tier_loaded && round < 1000; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_FATAL(store->tier_loaded);
+    kvist_test_settle(store);
+}
+
+static void restart_warm(void)
+{
+    kvist_test_vault_kill(&store);
+    open_store();
+    struct kvist_adoption adoption;
+    kvist_store_adoption(store, &adoption);
+    KVIST_TEST_FATAL(adoption.adopted);
+    KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
+    kvist_test_engine_adopt(engine, store);
+}
+
+static void put_range(uint64_t first, uint64_t count)
+{
+    for (uint64_t number = first; number < first + count; number++) {
+        enum kvist_status status = KVIST_BUSY;
+        for (unsigned tries = 0; status != KVIST_OK && tries < 200; tries++) {
+            status = kvist_test_engine_put(engine, 0, number, SLOT_BYTES);
+            if (status != KVIST_OK || number % 16 == 0) {
+                kvist_test_settle(store);
+            }
+        }
+        KVIST_TEST_STATUS(status, KVIST_OK);
+    }
+    kvist_test_settle(store);
+}
+
+struct places {
+    uint32_t ready;
+    uint32_t nvme;
+};
+
+static struct places count_places(uint64_t first, uint64_t count)
+{
+    struct places places = {0};
+    for (uint64_t number = first; number < first + count; number++) {
+        enum kvist_entry_state state = kvist_test_engine_probe(engine, 0, number);
+        places.ready += state == KVIST_ENTRY_READY;
+        places.nvme += state == KVIST_ENTRY_NVME;
+    }
+    return places;
+}
+
+static const void *fetch(uint64_t number)
+{
+    uint8_t key[1][KVIST_KEY_BYTES];
+    kvist_test_key(number, key[0]);
+    KVIST_TEST_STATUS(
+        kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])key, 1),
+        KVIST_OK);
+    for (unsigned round = 0; round < 200; round++) {
+        kvist_test_settle(store);
+        const void *slot = kvist_test_engine_lease(engine, 0, number, 3);
+        if (slot != NULL) {
+            return slot;
+        }
+    }
+    return NULL;
+}
+
+static uint64_t tier_blocks(void)
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(store, &stats);
+    return stats.tier.blocks;
+}
+
+static void both_tiers_come_back(void)
+{
+    put_range(0, BLOCKS);
+    struct places before = count_places(0, BLOCKS);
+    KVIST_TEST_TRUE(before.ready > 0 && before.nvme > 0);
+    restart_warm();
+    KVIST_TEST_EQUAL(count_places(0, BLOCKS).ready, before.ready); /* at once */
+    wait_loaded();
+    struct places after = count_places(0, BLOCKS);
+    KVIST_TEST_EQUAL(after.ready, before.ready);
+    KVIST_TEST_TRUE(after.nvme >= before.nvme);
+    KVIST_TEST_EQUAL(store->pools[0]->nvme_blocks, tier_blocks());
+    unsigned fetched = 0;
+    for (uint64_t number = 0; number < BLOCKS && fetched < 10; number++) {
+        if (kvist_test_engine_probe(engine, 0, number) == KVIST_ENTRY_NVME) {
+            const void *slot = fetch(number);
+            KVIST_TEST_FATAL(slot != NULL);
+            KVIST_TEST_TRUE(kvist_test_holds(slot, number, SLOT_BYTES));
+            kvist_test_engine_release(engine, 3);
+            fetched++;
+        }
+    }
+    KVIST_TEST_EQUAL(fetched, 10);
+    put_range(1000, 50);
+}
+
+static void a_tier_that_is_gone_is_not_believed(void)
+{
+    put_range(0, BLOCKS);
+    uint32_t ready = count_places(0, BLOCKS).ready;
+    kvist_test_vault_kill(&store);
+    remove_tier();
+    KVIST_TEST_FATAL(mkdir(path, 0700) == 0);
+    open_store();
+    kvist_test_engine_adopt(engine, store);
+    wait_loaded();
+    struct places after = count_places(0, BLOCKS);
+    KVIST_TEST_EQUAL(after.nvme, 0);
+    KVIST_TEST_EQUAL(after.ready, ready);
+    put_range(1000, 300); /* they are written to the new one as they go */
+    KVIST_TEST_TRUE(tier_blocks() > 0);
+    KVIST_TEST_EQUAL(store->pools[0]->nvme_blocks, tier_blocks());
+}
+
+static void cleared(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    (void)blocks;
+    (void)bytes;
+    *(enum kvist_status *)ctx = status;
+}
+
+static void saved(void *ctx, const struct kvist_store_saved *how)
+{
+    *(enum kvist_status *)ctx = how->status;
+}
+
+static void a_clear_under_way_is_finished(void)
+{
+    enum kvist_status status = KVIST_BUSY;
+    put_range(0, BLOCKS);
+    KVIST_TEST_STATUS(kvist_store_clear(store, engine->pools[0].pool, cleared, &status), KVIST_OK);
+    uint64_t generation = engine->pools[0].pool->about.generation;
+    restart_warm(); /* before the tier had heard of it */
+    KVIST_TEST_STATUS(status, KVIST_CLOSED);
+    wait_loaded();
+    KVIST_TEST_EQUAL(engine->pools[0].pool->about.generation, generation);
+    KVIST_TEST_TRUE(engine->pools[0].pool->tier_knows);
+    struct places after = count_places(0, BLOCKS);
+    KVIST_TEST_EQUAL(after.ready + after.nvme, 0);
+    kvist_test_vault_kill(&store); /* nor later */
+    kvist_test_vault_fini(&vault);
+    kvist_test_engine_abandon(&engine);
+    open_store();
+    open_engine();
+    wait_loaded();
+    after = count_places(0, BLOCKS);
+    KVIST_TEST_EQUAL(after.ready + after.nvme, 0);
+}
+
+static void blocks_from_before_a_clear_elsewhere_are_dropped(void)
+{
+    put_range(0, BLOCKS);
+    kvist_test_vault_kill(&store);
+    /* A daemon that was started without the fds clears the pool. */
+    struct kvist_store_options plain = kvist_test_options(ARENA);
+    plain.tier = &tier_options;
+    store = kvist_test_store_open(&plain);
+    wait_loaded();
+    enum kvist_status status = KVIST_BUSY;
+    KVIST_TEST_STATUS(
+        kvist_store_clear(store, kvist_test_pool_open(store, 1, SLOT_BYTES), cleared, &status),
+        KVIST_OK);
+    for (unsigned round = 0; status == KVIST_BUSY && round < 500; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_STATUS(status, KVIST_OK);
+    struct kvist_test_engine *before = engine;
+    open_engine();
+    put_range(5000, 20);
+    status = KVIST_BUSY;
+    KVIST_TEST_STATUS(kvist_store_save(store, saved, &status), KVIST_OK);
+    for (unsigned round = 0; status == KVIST_BUSY && round < 500; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_STATUS(status, KVIST_OK);
+    kvist_test_engine_close(&engine);
+    kvist_store_close(&store);
+    engine = before;
+    open_store();
+    kvist_test_engine_adopt(engine, store);
+    wait_loaded();
+    struct places after = count_places(0, BLOCKS);
+    KVIST_TEST_EQUAL(after.ready + after.nvme, 0);
+    KVIST_TEST_EQUAL(count_places(5000, 20).nvme, 20);
+    put_range(0, 20);
+    KVIST_TEST_EQUAL(count_places(0, 20).ready, 20);
+}
+
+int main(void)
+{
+    static const struct kvist_unit_case cases[] = {
+        {"both tiers come back", both_tiers_come_back},
+        {"a tier that is gone is not believed", a_tier_that_is_gone_is_not_believed},
+        {"a clear under way is finished", a_clear_under_way_is_finished},
+        {"blocks from before a clear elsewhere are dropped",
+         blocks_from_before_a_clear_elsewhere_are_dropped},
+    };
+    return kvist_unit_main("adopt_tier", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
+}
