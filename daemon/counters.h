@@ -28,6 +28,8 @@ struct kvist_counters {
     uint64_t http_rejected_total;
     uint64_t reloads_total;
     uint64_t reload_failures_total;
+    uint64_t stored_files;     /* with the service manager */
+    uint64_t stored_files_max;
     uint64_t turns_total;
     uint64_t loop_lag_us;        /* of the last tick */
     uint64_t loop_lag_us_max[2]; /* of this window of ten seconds, and of the one before */

@@ -108,6 +108,8 @@ static void turn_store(struct kvist_daemon *daemon)
         (void)event_add(daemon->turn, &at_once);
     }
     kvist_fdstore_turn(&daemon->fdstore);
+    daemon->counters.stored_files = daemon->fdstore.count;
+    daemon->counters.stored_files_max = daemon->fdstore.max;
 }
 
 static void on_store_event(evutil_socket_t fd, short what, void *ctx)
@@ -365,6 +367,13 @@ static void forget_fd(void *ctx, const char *name)
     kvist_fdstore_forget(&daemon->fdstore, name);
 }
 
+static uint64_t available_bytes(void *ctx)
+{
+    (void)ctx;
+    struct kvist_machine machine;
+    return kvist_machine_read("", &machine, NULL) == KVIST_OK ? machine.available_bytes : 0;
+}
+
 static void on_kept(void *ctx, uint64_t safe)
 {
     struct kvist_daemon *daemon = ctx;
@@ -417,6 +426,7 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .events = kvist_push_events,
         .keeper = {.keep = daemon->fdstore.max > 0 ? keep_fd : NULL,
                    .forget = daemon->fdstore.max > 0 ? forget_fd : NULL},
+        .available = available_bytes,
         .kept = daemon->fdstore.passed,
         .kept_count = daemon->fdstore.passed_count,
         .ctx = daemon,

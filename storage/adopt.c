@@ -81,17 +81,22 @@ static void take(struct adopter *adopter, enum kvist_kept_kind kind, uint32_t se
     adopter->fds[place].fd = -1;
 }
 
+static uint64_t segment_bytes(const struct kvist_kept_fd *kept)
+{
+    struct stat info;
+    return kept->name[0] == KVIST_KEPT_SEGMENT && kept->fd >= 0 && fstat(kept->fd, &info) == 0
+               ? (uint64_t)info.st_blocks * 512
+               : 0;
+}
+
 /* Close, and have forgotten, what was not taken. */
 static void release(struct adopter *adopter)
 {
     struct kvist_adoption *adoption = &adopter->store->adoption;
     for (size_t place = 0; place < adopter->count; place++) {
         struct kvist_kept_fd *kept = &adopter->fds[place];
-        struct stat info;
         if (kept->fd >= 0) {
-            if (kept->name[0] == KVIST_KEPT_SEGMENT && fstat(kept->fd, &info) == 0) {
-                adoption->released_bytes += (uint64_t)info.st_blocks * 512;
-            }
+            adoption->released_bytes += segment_bytes(kept);
             (void)close(kept->fd);
             kept->fd = -1;
         }
@@ -730,7 +735,9 @@ enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err
         }
         *adopter = (struct adopter){
             .store = store, .fds = store->options.kept, .kept = kept, .count = count};
+        uint64_t bytes = 0;
         for (size_t place = 0; place < count; place++) {
+            bytes += segment_bytes(&adopter->fds[place]);
             kept[place] = parse_name(adopter->fds[place].name);
         }
         if (adopt_all(adopter, &why) != KVIST_OK) {
@@ -744,6 +751,9 @@ enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err
                            why.text[0] != '\0' ? why.text : "no memory");
         }
         release(adopter);
+        if (!store->adoption.adopted) {
+            store->adoption.released_bytes = bytes; /* those that were taken at first, too */
+        }
         free(adopter);
         free(kept);
     }

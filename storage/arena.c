@@ -110,12 +110,26 @@ static struct kvist_segment *find_place(struct kvist_store_pool *pool)
     return NULL;
 }
 
+/* Beside what was let go and may still be mapped there must be memory for one more segment. */
+static bool has_memory(struct kvist_store *store, uint64_t bytes)
+{
+    if (store->adoption.released_bytes == 0 || store->options.available == NULL ||
+        store->options.available(store->options.ctx) >= bytes + KVIST_AVAILABLE_SPARE_BYTES) {
+        return true;
+    }
+    store->stats.populate_waits_total++;
+    return false;
+}
+
 enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
     struct kvist_segment *segment = find_place(pool);
     if (segment == NULL || store->used_bytes + pool->segment_bytes > store->options.arena_bytes) {
         return KVIST_NO_SPACE;
+    }
+    if (!has_memory(store, pool->segment_bytes)) {
+        return KVIST_NO_MEMORY; /* tried again after a while */
     }
     segment->job = (struct kvist_job){.run = populate_run, .done = populate_done};
     segment->pool = pool;

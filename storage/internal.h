@@ -60,6 +60,7 @@
 #define KVIST_KEEPS_US          200000U
 #define KVIST_MAPPED_CHECK_US   10000U
 #define KVIST_POPULATE_RETRY_US 1000000U
+#define KVIST_AVAILABLE_SPARE_BYTES (256ULL << 20) /* left to others while memory is short */
 #define KVIST_SESSION_NONE      UINT16_MAX
 
 enum kvist_slot_flag {

@@ -99,7 +99,7 @@ struct kvist_store_keeper {
 /* An fd that an earlier process had kept. */
 struct kvist_kept_fd {
     char name[16];
-    int fd; /* the store takes it over: -1 afterwards */
+    int fd;
 };
 
 enum kvist_admission {
@@ -118,8 +118,11 @@ struct kvist_store_options {
                                               NULL: no NVMe */
     struct kvist_store_events events;
     struct kvist_store_keeper keeper;
-    struct kvist_kept_fd
-        *kept; /* [kept_count] taken over by kvist_store_open(), whatever it says */
+    /* Bytes that can be allocated now. Asked after segments were let go at start: engines may have
+       them mapped for a while, and the new arena grows beside them only as there is memory. NULL:
+       never asked. */
+    uint64_t (*available)(void *ctx);
+    struct kvist_kept_fd *kept; /* [kept_count] those that it has taken have fd -1 afterwards */
     size_t kept_count;
     void *ctx;
 };
@@ -170,6 +173,11 @@ struct kvist_store_stats {
     uint64_t pools_dropped_total;     /* idle ones, for others that were opened */
     uint64_t revokes_total;
     uint64_t index_full_total;
+    uint64_t adopted_blocks;          /* at start, from the store before */
+    uint64_t adopted_bytes;
+    uint64_t adopted_blocks_dropped;
+    uint64_t adopted_us;              /* that it took */
+    uint64_t populate_waits_total;    /* a segment waited for memory that was let go */
     uint64_t populate_failures_total; /* a segment got no memory; tried again after a second */
     bool has_tier;
     struct kvist_tier_stats tier;

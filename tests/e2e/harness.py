@@ -18,7 +18,8 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 START_S = 60
 
 # Built without RocksDB, kvistd has no NVMe tier.
-needs_nvme = unittest.skipUnless(os.environ.get("KVISTD_NVME", "1") == "1", "built without NVMe")
+NVME = os.environ.get("KVISTD_NVME", "1") == "1"
+needs_nvme = unittest.skipUnless(NVME, "built without NVMe")
 
 
 class Daemon:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """kvistd is killed and comes back: its memory, sessions, grants and leases are as they were."""
 import os
+import signal
 import sys
 import time
 
@@ -74,6 +75,97 @@ class Kill(Warm):
         other = self.engine()
         self.all_right(other, 0, 150)
         self.assertEqual(self.metrics()["slots_retired"], 0)
+
+    def test_what_was_taken_before_is_committed_after(self):
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 10), "ok")
+        self.assertEqual(engine.ask("hold", 3), "ok")
+        self.assertEqual(engine.ask("take", 20), "ok 20")
+        self.killed(service, engine)
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.assertEqual(engine.ask("commit", 100), "ok 20")
+        self.assertEqual(engine.ask("held"), "right")
+        self.assertEqual(self.metrics()["leased_slots"], 1)
+        self.assertEqual(engine.ask("release"), "ok")
+        other = self.engine()
+        self.assertEqual(other.ask("put", 200, 1), "ok")  # what came before is there by now
+        self.all_right(other, 100, 20)
+
+    def test_an_engine_that_ended_meanwhile_holds_nothing(self):
+        service = self.service(restart_s=1.0)
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 50), "ok")
+        self.assertEqual(engine.ask("hold", 7), "ok")
+        service.kill()
+        engine.kill()
+        service.wait_ready()
+        metrics = self.metrics()
+        self.assertEqual([metrics[name] for name in
+                          ("sessions", "slots_granted", "leased_slots", "adopted_blocks")],
+                         [0, 0, 0, 50])
+        self.assertEqual(sum(service.stored()[name] for name in service.stored()
+                             if name[0] in "pd"), 0, service.stored())
+        self.all_right(self.engine(), 0, 50)
+
+    def test_an_orderly_restart_is_as_warm(self):
+        flags = ["--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M"]
+        service = self.service(*(flags if harness.NVME else []))
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 100), "ok")
+        self.assertEqual(service.kill(signal.SIGTERM).status, 0)
+        service.wait_ready()
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.all_right(engine, 0, 100)
+        metrics = self.metrics()
+        self.assertEqual(metrics["adopted_blocks"], 100)
+        self.assertEqual(metrics["nvme_blocks"], 100 if harness.NVME else 0)
+        self.assertEqual(metrics["stored_files"], sum(service.stored().values()))
+
+    def test_a_smaller_arena_keeps_what_fits(self):
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 400), "ok")
+        self.assertEqual(engine.close(), 0)
+        service.command[service.command.index("--arena") + 1] = "32M"
+        service.kill()
+        service.wait_ready()
+        self.assertEqual(self.metrics()["adopted_blocks"], 400)
+        deadline = time.monotonic() + 30
+        while self.metrics()["arena_used_bytes"] > 32 << 20 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        metrics = self.metrics()
+        self.assertLessEqual(metrics["arena_used_bytes"], 32 << 20)
+        self.assertGreater(metrics["slots_ready"], 200)
+
+
+class Cold(Warm):
+    def test_nothing_is_kept_without_a_store(self):
+        service = self.service(store_max=0)
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        instance = engine.numbers("stats")["instance"]
+        self.killed(service, engine)
+        self.assertNotIn("what kvistd had left", service.text())
+        self.assertEqual(self.metrics()["stored_files_max"], 0)
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.assertNotEqual(engine.numbers("stats")["instance"], instance)
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+
+    def test_an_arena_that_does_not_fit_the_store_is_refused(self):
+        error = self.refuses(words=["FileDescriptorStoreMax"], status=2, env={"FDSTORE": "300"})
+        self.assertIn("64 segments", error)
+
+    def test_what_is_not_understood_is_let_go(self):
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        service.drop("r0")  # as if the store had been full
+        self.killed(service, engine)
+        self.assertIn("starting without what kvistd had left", service.text())
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        self.assertEqual(service.stored()["r0"], 1)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,12 @@ class Supervisor:
         self.wait(lambda: run.status is not None, limit_s, f"an end by signal {number}")
         return run
 
+    def drop(self, name: str) -> None:
+        """Lose what is stored under a name."""
+        with self._changed:
+            for entry in [entry for entry in self._store if entry.name == name]:
+                self._forget(entry)
+
     def stop(self, limit_s: float = 120.0) -> int:
         """An orderly stop, after which the store is empty. Returns the exit status."""
         with self._changed:

@@ -465,6 +465,34 @@ static void a_segment_that_nobody_maps_may_be_lost(void)
     KVIST_TEST_EQUAL(adoption_now().blocks_dropped, in_first);
 }
 
+static uint64_t memory_bytes;
+
+static uint64_t available(void *ctx)
+{
+    KVIST_TEST_TRUE(ctx == &vault);
+    return memory_bytes;
+}
+
+static void a_new_arena_grows_beside_the_old_one_as_there_is_memory(void)
+{
+    put(0, 5);
+    options.available = available;
+    memory_bytes = KVIST_AVAILABLE_SPARE_BYTES;
+    store->roster->layout_version++;
+    expect_cold("another version");
+    KVIST_TEST_TRUE(adoption_now().released_bytes > 0);
+    engine = kvist_test_engine_open(store, 1, 1);
+    ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(store->used_bytes, 0);
+    KVIST_TEST_TRUE(store->stats.populate_waits_total > 0);
+    memory_bytes += ARENA;
+    kvist_test_advance(store, 2 * KVIST_POPULATE_RETRY_US);
+    kvist_test_settle(store);
+    KVIST_TEST_TRUE(store->used_bytes > 0);
+    put(0, 5);
+}
+
 static void daemons_that_die_of_it_stop_trying(void)
 {
     put(0, 5);
@@ -740,6 +768,8 @@ int main(void)
         {"nothing is adopted without a mapped segment",
          nothing_is_adopted_without_a_mapped_segment},
         {"a segment that nobody maps may be lost", a_segment_that_nobody_maps_may_be_lost},
+        {"a new arena grows beside the old one as there is memory",
+         a_new_arena_grows_beside_the_old_one_as_there_is_memory},
         {"daemons that die of it stop trying", daemons_that_die_of_it_stop_trying},
         {"what cannot be kept is refused", what_cannot_be_kept_is_refused},
         {"a segment is lent only once it is safe", a_segment_is_lent_only_once_it_is_safe},
