@@ -405,7 +405,9 @@ static void populate_ahead(struct kvist_store_pool *pool)
     while (pool->populating_count < POPULATING_MAX && store->now_us >= pool->populate_after_us) {
         uint64_t free_slots = pool->usable_free +
                               (uint64_t)pool->populating_count * pool->slots_per_segment;
-        if (free_slots * pool->about.slot_bytes >= ahead_bytes(pool)) {
+        /* Not fewer than eviction wants free: of a large pool that is more than what is ahead. */
+        if (free_slots * pool->about.slot_bytes >= ahead_bytes(pool) &&
+            free_slots >= kvist_evict_low(pool)) {
             return;
         }
         enum kvist_status status = kvist_arena_grow(pool);

@@ -567,8 +567,8 @@ static void a_smaller_arena_takes_the_rest_back(void)
     options.arena_bytes = ARENA;
     restart_warm();
     KVIST_TEST_TRUE(store->used_bytes > ARENA);
-    uint64_t ready = pool_now()->counts[KVIST_SLOT_READY];
     kvist_test_engine_adopt(engine, store);
+    uint64_t ready = pool_now()->counts[KVIST_SLOT_READY];
     uint64_t deadline_us = kvist_clock_now_us() + 20000000;
     while (store->used_bytes > ARENA && kvist_clock_now_us() < deadline_us) {
         kvist_test_settle(store);

@@ -1,4 +1,5 @@
 /* evict: the order, leases that win, shares of many, and readers that race eviction. */
+#include "storage/internal.h"
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
 
@@ -283,6 +284,49 @@ static void processes_that_race_never_see_a_change(void)
     judge(race);
 }
 
+/* Of a large pool, fewer slots are ahead than eviction wants free: here one that nobody writes. */
+static void nothing_goes_while_the_arena_has_room(void)
+{
+    enum { BLOCKS = 160, LARGE = 256 << 10, ROOM = 64 << 20 }; /* segments of four slots */
+    kvist_test_engine_close(&engine);
+    kvist_store_close(&store);
+    struct kvist_store_options options = kvist_test_options(ROOM);
+    store = kvist_test_store_open(&options);
+    pool = kvist_test_pool_open(store, 1, LARGE);
+    engine = kvist_test_engine_open(store, 1, 1);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+    for (uint64_t number = 0; number < BLOCKS; number++) {
+        while (kvist_test_engine_put(engine, 0, number, LARGE) == KVIST_BUSY) {
+            kvist_test_settle(store);
+        }
+    }
+    kvist_test_engine_close(&engine);
+    engine = kvist_test_engine_open(store, 2, 1);
+    uint32_t ordinal = 0;
+    KVIST_TEST_STATUS(
+        kvist_store_attach(engine->members[0].process, pool, true, &ordinal, NULL), KVIST_OK);
+    for (uint32_t segment = 0; segment < pool->segment_max; segment++) {
+        engine->session->attachments[ordinal].mapped[segment] = pool->segments[segment].serial;
+    }
+    uint32_t taken = 0;
+    while (pool->usable_free > kvist_evict_low(pool) - 2 &&
+           kvist_session_take_slot(engine->session, ordinal, KVIST_SLOT_LOADING) !=
+               KVIST_SLOT_NONE) {
+        taken++;
+    }
+    KVIST_TEST_TRUE(taken > 0 && pool->used_bytes < ROOM);
+    for (unsigned turn = 0; turn < 100; turn++) {
+        (void)kvist_store_turn(store, store->now_us + 1000);
+    }
+    KVIST_TEST_EQUAL(pool->counts[KVIST_SLOT_READY], BLOCKS);
+    for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
+        if (kvist_slot_state_of(pool, slot) == KVIST_SLOT_LOADING) {
+            kvist_slot_drop(pool, slot);
+        }
+    }
+    kvist_test_settle(store);
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -290,6 +334,7 @@ int main(void)
         {"leaves go before the prefix of their batch", leaves_go_before_the_prefix_of_their_batch},
         {"leased blocks are taken back", leased_blocks_are_taken_back},
         {"a pool leased whole recovers", a_pool_leased_whole_grants_nothing_and_recovers},
+        {"nothing goes while the arena has room", nothing_goes_while_the_arena_has_room},
         {"threads that race never see a change", threads_that_race_never_see_a_change},
         {"processes that race never see a change", processes_that_race_never_see_a_change},
     };
