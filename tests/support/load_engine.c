@@ -1,17 +1,21 @@
 /*
  * load_engine - an engine in a process of its own that stores and reads as it is told.
  *
- * Usage       load_engine SOCKET BLOCK_BYTES [POOL]; commands on stdin, a line each, an answer
- * each: put FIRST COUNT      store blocks until all of them hit   -> ok | timeout get FIRST COUNT
- * read and compare every byte          -> right N miss N wrong N run MS FIRST COUNT   store and
- * read at random meanwhile   -> the same fetch FIRST COUNT    bring what is on NVMe, then as get ->
- * the same hold NUMBER          lease a block and keep the lease     -> ok | miss held compare the
- * held block               -> right | wrong release              give it back -> ok take COUNT take
- * slots and keep them             -> ok N commit FIRST         fill, mark and commit what was taken
- * -> ok N wait SECONDS         until connected and granted          -> ok | timeout stats ->
- * connects N instance N held N mapped N, and of all commands: bytes N (compared), lost N (misses of
- * blocks that had hit), errors N (answers that the library never owes) Blocks      every word of
- * block n tells n and its place
+ * Usage       load_engine SOCKET BLOCK_BYTES [POOL]; commands on stdin, a line each, an answer each:
+ *               put FIRST COUNT      store blocks until all of them hit   -> ok | timeout
+ *               get FIRST COUNT      read and compare every byte          -> right N miss N wrong N
+ *               run MS FIRST COUNT   store and read at random meanwhile   -> the same
+ *               fetch FIRST COUNT    bring what is on NVMe, then as get   -> the same
+ *               hold NUMBER          lease a block and keep the lease     -> ok | miss
+ *               held                 compare the held block               -> right | wrong
+ *               release              give it back                         -> ok
+ *               take COUNT           take slots and keep them             -> ok N
+ *               commit FIRST         fill, mark and commit what was taken -> ok N
+ *               wait SECONDS         until connected and granted          -> ok | timeout
+ *               stats                -> connects N instance N held N mapped N, and of all commands:
+ *                                    bytes N (compared), lost N (misses of blocks that had hit),
+ *                                    errors N (answers that the library never owes)
+ * Blocks      every word of block n tells n and its place
  */
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
