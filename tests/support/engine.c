@@ -581,7 +581,8 @@ const void *kvist_test_engine_lease(struct kvist_test_engine *engine,
     struct kvist_entry_copy copy;
     uint32_t position = find(mine, number, &copy);
     if (position == KVIST_ENTRY_NONE || copy.state != KVIST_ENTRY_READY ||
-        copy.slot >= mine->header.slot_max) {
+        copy.slot >= mine->header.slot_max ||
+        mine->segments[copy.slot / mine->header.slots_per_segment].map == NULL) {
         return NULL;
     }
     struct kvist_lease_record *mine_record = lease_record(engine, record);

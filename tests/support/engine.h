@@ -160,7 +160,7 @@ kvist_test_engine_slot_of(struct kvist_test_engine *engine, uint32_t ordinal, ui
 /**
  * Lease key number n with lease record `record`, by the protocol.
  *
- * @return the slot's bytes, or NULL: a miss
+ * @return the slot's bytes, or NULL: a miss, or its segment is not mapped yet
  */
 const void *kvist_test_engine_lease(struct kvist_test_engine *engine,
                                     uint32_t ordinal,
