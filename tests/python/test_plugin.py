@@ -233,6 +233,37 @@ def test_known_blocks_are_not_stored_again(make_rig) -> None:
     assert rig.store(context, keys, range(6)) == []
 
 
+class TouchSpy:
+    """A pool that notes what is touched."""
+
+    def __init__(self, pool: kvist.Pool) -> None:
+        self.pool = pool
+        self.touched: list[bytes] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self.pool, name)
+
+    def touch(self, keys: bytes) -> None:
+        self.touched.append(keys)
+        self.pool.touch(keys)
+
+
+def test_a_use_is_counted_once_a_request(make_rig) -> None:
+    """By its lease, when kvist had the block; by a touch, when vLLM had it itself."""
+    rig = make_rig()
+    keys = keys_of(4)
+    rig.store_all(keys, [0, 1, 2, 3])
+    spy = TouchSpy(rig.manager._pools[0])
+    rig.manager._pools[0] = spy
+    found, local = rig.request(keys), rig.request(keys)
+    assert rig.find(found, keys) == 4
+    assert rig.store(found, keys, range(4)) == []
+    assert spy.touched == []
+    assert rig.store(local, keys, range(4)) == []
+    assert rig.store(local, keys, range(4)) == []
+    assert spy.touched == [kvist.pack_keys(keys, 4)]
+
+
 def test_blocks_under_way_are_not_taken_twice(make_rig) -> None:
     rig = make_rig()
     keys = keys_of(4)

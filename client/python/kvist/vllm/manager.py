@@ -215,6 +215,7 @@ class KvistManager(OffloadingManager):
                     break
         found = chain.keys[start : start + made]
         request.held.update(zip(found, zip(itertools.repeat(batch), range(made)), strict=True))
+        request.touched.update(found)  # a lease counts as a use
         return made, why
 
     def _may_wait(self, request: Request) -> bool:
