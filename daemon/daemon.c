@@ -65,7 +65,10 @@ enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
 {
     struct kvist_http_address address;
     enum kvist_status status = load(options, config_out, &address, err);
-    return status == KVIST_OK ? fit(config_out, NULL, err) : status;
+    if (status == KVIST_OK) {
+        status = fit(config_out, NULL, err);
+    }
+    return status == KVIST_OK ? kvist_machine_check_room(config_out, err) : status;
 }
 
 static void on_setting_differs(void *ctx, const char *section, const char *name)
@@ -117,6 +120,24 @@ static void on_store_event(evutil_socket_t fd, short what, void *ctx)
     (void)fd;
     (void)what;
     turn_store(ctx);
+}
+
+/* Hear of what the store's threads have done; a tier that was away comes later. */
+static bool watch_store(struct kvist_daemon *daemon)
+{
+    int fds[4];
+    size_t fd_count = kvist_store_fds(daemon->store, fds);
+    for (size_t index = 0; index < fd_count; index++) {
+        struct event **event = &daemon->store_events[index];
+        if (*event == NULL) {
+            *event =
+                event_new(daemon->base, fds[index], EV_READ | EV_PERSIST, on_store_event, daemon);
+            if (*event == NULL || event_add(*event, NULL) != 0) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 static void on_turn_ended(void *ctx)
@@ -178,6 +199,7 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
     uint64_t now_us = kvist_clock_now_us();
     measure_lag(daemon, now_us);
     turn_store(daemon);
+    (void)watch_store(daemon);
     kvist_server_tick(&daemon->server, now_us);
     if (daemon->alive_interval_us != 0 && now_us - daemon->alive_us >= daemon->alive_interval_us) {
         daemon->alive_us = now_us;
@@ -456,14 +478,7 @@ static enum kvist_status watch(struct kvist_daemon *daemon, struct kvist_error *
         good =
             good && daemon->signals[index] != NULL && event_add(daemon->signals[index], NULL) == 0;
     }
-    int fds[4];
-    size_t fd_count = kvist_store_fds(daemon->store, fds);
-    for (size_t index = 0; index < fd_count; index++) {
-        daemon->store_events[index] =
-            event_new(daemon->base, fds[index], EV_READ | EV_PERSIST, on_store_event, daemon);
-        good = good && daemon->store_events[index] != NULL &&
-               event_add(daemon->store_events[index], NULL) == 0;
-    }
+    good = watch_store(daemon) && good;
     daemon->turn = evtimer_new(daemon->base, on_store_event, daemon);
     daemon->tick = evtimer_new(daemon->base, on_tick, daemon);
     daemon->tick_due_us = kvist_clock_now_us() + TICK_US;

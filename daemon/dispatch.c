@@ -310,11 +310,15 @@ static void on_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uin
         answer.clear_reply = &cleared;
         kvist_connection_send(connection, &answer, NULL, 0);
     } else if (connection != NULL) {
+        bool away = pending->status == KVIST_UNAVAILABLE; /* which to a peer means kvistd itself */
         kvist_connection_send_failure(
             connection,
             pending->id,
-            pending->status,
-            pending->status == KVIST_NO_SPACE
+            away ? KVIST_SYSTEM : pending->status,
+            away
+                ? "the blocks in memory are dropped; those of the NVMe tier come back with it, for "
+                  "its disk is in trouble (see kvistd's health): clear again then"
+            : pending->status == KVIST_NO_SPACE
                 ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot be "
                   "written down, and a restart would bring those on it back: free a few MiB there, "
                   "and clear again"
@@ -362,6 +366,9 @@ static bool may_see(const struct kvist_connection *connection, const char *tenan
 static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending)
 {
     struct kvist_store_pool_info info;
+    if (kvist_store_tier_is_away(daemon->store)) {
+        pending->status = KVIST_UNAVAILABLE; /* it may have pools that are not known here */
+    }
     for (uint32_t index = 0; kvist_store_pool_info(daemon->store, index, &info); index++) {
         struct kvist_store_pool *pool = kvist_store_pool_lookup(daemon->store, info.pool_id);
         if (pool == NULL || !may_see(pending->connection, info.tenant)) {
@@ -419,15 +426,11 @@ static void on_clear(struct kvist_daemon *daemon,
 
 static const char *save_refused_text(enum kvist_status status)
 {
-    switch ((int)status) {
-    case KVIST_UNSUPPORTED:
-        return "there is no NVMe tier to save to: set nvme.path and nvme.bytes in kvistd's "
-               "configuration and restart it";
-    case KVIST_BUSY:
-        return "a save is running already: wait for it";
-    default:
-        return kvist_status_text(status);
-    }
+    return status == KVIST_UNSUPPORTED
+               ? "there is no NVMe tier to save to: set nvme.path and nvme.bytes in kvistd's "
+                 "configuration and restart it"
+           : status == KVIST_BUSY ? "a save is running already: wait for it"
+                                  : kvist_status_text(status);
 }
 
 static void on_admin(struct kvist_daemon *daemon,
@@ -465,10 +468,8 @@ static void on_admin(struct kvist_daemon *daemon,
     if (status != KVIST_OK) {
         (void)pending_take(pending);
         free(pending);
-        kvist_connection_send_failure(connection,
-                                      envelope->id,
-                                      status,
-                                      save_refused_text(status));
+        kvist_connection_send_failure(
+            connection, envelope->id, status, save_refused_text(status));
     }
 }
 

@@ -1,5 +1,7 @@
 #include "daemon/machine.h"
 
+#include "storage/tier.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -171,24 +173,35 @@ static enum kvist_status check_directory(const char *path, struct kvist_error *e
     return KVIST_OK;
 }
 
+/* The directory of the tier, or the one that it would be made in; and its file system's figures. */
+static enum kvist_status look_at(const struct kvist_config *config,
+                                 char path_out[KVIST_CONFIG_TEXT_BYTES],
+                                 struct statvfs *disk_out,
+                                 struct kvist_error *err)
+{
+    struct stat info;
+    (void)snprintf(path_out, KVIST_CONFIG_TEXT_BYTES, "%s", config->nvme_path);
+    if (stat(path_out, &info) != 0 && errno == ENOENT) {
+        parent_of(config->nvme_path, path_out);
+    }
+    enum kvist_status status = check_directory(path_out, err);
+    if (status == KVIST_OK && statvfs(path_out, disk_out) != 0) {
+        status = kvist_error_set_errno(
+            err, errno, "statvfs", "cannot ask for the size of %s", path_out);
+    }
+    return status;
+}
+
 enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config, struct kvist_error *err)
 {
+    char path[KVIST_CONFIG_TEXT_BYTES];
+    struct statvfs disk;
     if (config->nvme_path[0] == '\0') {
         return KVIST_OK;
     }
-    char path[KVIST_CONFIG_TEXT_BYTES];
-    struct stat info;
-    (void)snprintf(path, sizeof(path), "%s", config->nvme_path);
-    if (stat(path, &info) != 0 && errno == ENOENT) {
-        parent_of(config->nvme_path, path);
-    }
-    enum kvist_status status = check_directory(path, err);
+    enum kvist_status status = look_at(config, path, &disk, err);
     if (status != KVIST_OK) {
-        return status;
-    }
-    struct statvfs disk;
-    if (statvfs(path, &disk) != 0) {
-        return kvist_error_set_errno(err, errno, "statvfs", "cannot ask for the size of %s", path);
+        return kvist_tier_may_pass(config->nvme_path, err->code) ? KVIST_OK : status;
     }
     uint64_t disk_bytes = (uint64_t)disk.f_blocks * disk.f_frsize;
     if (config->nvme_bytes > disk_bytes) {
@@ -205,6 +218,31 @@ enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config, stru
                                readable(disk_bytes, there));
     }
     return KVIST_OK;
+}
+
+enum kvist_status kvist_machine_check_room(const struct kvist_config *config,
+                                           struct kvist_error *err)
+{
+    char path[KVIST_CONFIG_TEXT_BYTES];
+    struct statvfs disk;
+    char there[32];
+    if (config->nvme_path[0] == '\0') {
+        return KVIST_OK;
+    }
+    enum kvist_status status = look_at(config, path, &disk, err);
+    uint64_t free_bytes = status == KVIST_OK ? (uint64_t)disk.f_bavail * disk.f_frsize : 0;
+    if (status == KVIST_OK && free_bytes < KVIST_TIER_INDEX_FREE_BYTES) {
+        status = kvist_error_set(err,
+                                 KVIST_NO_SPACE,
+                                 ENOSPC,
+                                 "statvfs",
+                                 "the file system of %.100s has %s left, and the NVMe tier needs "
+                                 "%u MiB to be opened: free space there",
+                                 path,
+                                 readable(free_bytes, there),
+                                 KVIST_TIER_INDEX_FREE_BYTES >> 20);
+    }
+    return status;
 }
 
 bool kvist_machine_has_huge_pages(const char *root)

@@ -28,9 +28,17 @@ KVIST_MUST_USE enum kvist_status kvist_machine_fit_memory(const struct kvist_mac
                                                           struct kvist_config *config,
                                                           struct kvist_error *err);
 
-/** Check nvme.path and nvme.bytes against the file system; nothing is made. */
+/** Check nvme.path and nvme.bytes against the file system; nothing is made. A device that is in
+ *  trouble is none of the configuration's. */
 KVIST_MUST_USE enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config,
                                                         struct kvist_error *err);
+
+/**
+ * Whether the disk of nvme.path has room for a tier's index now. NO_SPACE: it has not; kvistd does
+ * not start then, or without its tier (kvist_tier_may_pass()).
+ */
+KVIST_MUST_USE enum kvist_status kvist_machine_check_room(const struct kvist_config *config,
+                                                          struct kvist_error *err);
 
 /** Whether the system gives huge pages to shared memory that asks for them. */
 bool kvist_machine_has_huge_pages(const char *root);

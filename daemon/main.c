@@ -159,10 +159,14 @@ static int check(const struct kvist_daemon_options *options)
 {
     struct kvist_error err = KVIST_ERROR_INIT;
     struct kvist_config *config = calloc(1, sizeof(*config));
-    int exit_code = KVIST_EXIT_CONFIG;
-    if (config == NULL || kvist_daemon_check(options, config, &err) != KVIST_OK) {
-        (void)fprintf(stderr, "kvistd: %s\n", config == NULL ? "out of memory" : err.text);
-    } else {
+    if (config == NULL) {
+        (void)fputs("kvistd: out of memory\n", stderr);
+        return KVIST_EXIT_FAILURE;
+    }
+    enum kvist_status status = kvist_daemon_check(options, config, &err);
+    bool without = status != KVIST_OK && kvist_tier_may_pass(config->nvme_path, err.code);
+    int exit_code = status == KVIST_NO_SPACE ? KVIST_EXIT_FAILURE : KVIST_EXIT_CONFIG;
+    if (status == KVIST_OK || without) {
         char size[32];
         const char *path = options->config_path != NULL ? options->config_path : KVIST_CONFIG_PATH;
         (void)printf("the configuration is good: %s%s; arena_bytes = %s\n",
@@ -170,6 +174,12 @@ static int check(const struct kvist_daemon_options *options)
                      access(path, F_OK) == 0 ? "" : " (not there: defaults and flags)",
                      kvist_size_format(config->memory_arena_bytes, size));
         exit_code = KVIST_EXIT_OK;
+    }
+    if (status != KVIST_OK) {
+        (void)fprintf(stderr,
+                      "kvistd: %s%s\n",
+                      without ? "for now it would start without its NVMe tier: " : "",
+                      err.text);
     }
     free(config);
     return exit_code;

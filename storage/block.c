@@ -200,7 +200,7 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
         .pool = pool,
         .generation = pool->about.generation,
         .durable = store->tier == NULL,
-        .status = KVIST_OK,
+        .status = kvist_store_tier_is_away(store) ? KVIST_UNAVAILABLE : KVIST_OK,
         .blocks = pool->map.live,
         .bytes = pool->block_bytes_ready,
         .done = done,
@@ -209,7 +209,7 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
     store->clears = clear;
     kvist_block_unpublish_all(pool);
     pool->tier_knows = false;
-    pool->put_wanted = store->tier != NULL;
+    pool->put_wanted = store->options.tier != NULL;
     store->stats.clears_total++;
     return KVIST_OK;
 }

@@ -10,6 +10,7 @@
  *               block.c    commit, return, clear, inspect
  *               evict.c    lease scan, eviction, shares between pools
  *               spill.c    checksums, DRAM -> NVMe
+ *               reopen.c   the tier, opened at start or later
  *               save.c     the hot set to NVMe, for operators and at the end
  *               promote.c  NVMe -> DRAM, holds, events of the tier
  *               store.c    open, close, turn, stats
@@ -301,6 +302,20 @@ struct kvist_save {
     void *ctx;
 };
 
+/* Trying to open a tier that was away at start. */
+struct kvist_reopen {
+    struct kvist_job job; /* first: a job is cast back */
+    struct kvist_store *store;
+    bool busy;
+    uint64_t after_us;
+    uint64_t wait_us;
+    struct kvist_error err; /* why it is away */
+    /* results of a try */
+    enum kvist_status status;
+    struct kvist_tier *tier;
+    struct kvist_error tried_err;
+};
+
 struct kvist_store {
     uint32_t magic;
     struct kvist_store_options options;
@@ -309,6 +324,7 @@ struct kvist_store {
     struct kvist_workers *hands; /* populating */
     struct kvist_tier *tier;
     struct kvist_tier_options tier_options; /* a copy; its events are the store's own */
+    struct kvist_reopen reopen;
     bool tier_loaded;
     bool closing;
     _Atomic bool stop; /* workers give up populating */
@@ -582,6 +598,8 @@ KVIST_MUST_USE enum kvist_status kvist_spill_init(struct kvist_store *store);
 void kvist_spill_fini(struct kvist_store *store);
 /* A block was published: have its checksum taken. */
 void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot);
+/* Have a READY block written behind. */
+void kvist_spill_queue_behind(struct kvist_store_pool *pool, uint32_t slot);
 /* Whether the block must be on NVMe before it may go. */
 bool kvist_spill_wanted(const struct kvist_store_pool *pool, uint32_t slot);
 /* Write a READY block to NVMe; it stays READY. BUSY: no room now; UNSUPPORTED: no tier. */
@@ -595,6 +613,15 @@ void kvist_spill_wait(struct kvist_store *store);
 bool kvist_spill_waits(const struct kvist_store *store);
 /* Drop a READY block whose bytes are not what was committed. */
 void kvist_spill_drop_block(struct kvist_store_pool *pool, uint32_t slot);
+
+/* --- reopen.c -------------------------------------------------------------------------------- */
+
+/* Open the tier, if one is wanted; one whose disk is in trouble is away for now. */
+KVIST_MUST_USE enum kvist_status kvist_reopen_init(struct kvist_store *store,
+                                                   struct kvist_error *err);
+void kvist_reopen_turn(struct kvist_store *store);
+/* What stats say of a tier that is away. */
+void kvist_reopen_stats(const struct kvist_store *store, struct kvist_tier_stats *stats_out);
 
 /* --- save.c ---------------------------------------------------------------------------------- */
 

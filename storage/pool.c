@@ -128,7 +128,7 @@ static struct kvist_store_pool *find_idle(const struct kvist_store *store)
 {
     struct kvist_store_pool *best = NULL;
     uint32_t best_count = 0;
-    bool all_known = store->tier == NULL || store->tier_loaded;
+    bool all_known = store->options.tier == NULL || store->tier_loaded;
     for (uint32_t index = 0; index < store->pool_high; index++) {
         struct kvist_store_pool *pool = store->pools[index];
         if (pool == NULL || !is_idle(pool)) {
@@ -396,7 +396,7 @@ void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generatio
 
 bool kvist_pool_is_settling(const struct kvist_store_pool *pool)
 {
-    return !pool->tier_knows && pool->put_after_us == 0 &&
+    return !pool->tier_knows && pool->put_after_us == 0 && pool->store->tier != NULL &&
            (pool->put_pending || pool->put_wanted);
 }
 

@@ -41,7 +41,7 @@ enum kvist_status
 kvist_store_save(struct kvist_store *store, kvist_store_saved_fn *done, void *ctx)
 {
     KVIST_CHECK(store->magic == STORE_MAGIC);
-    if (store->tier == NULL) {
+    if (store->options.tier == NULL) {
         return KVIST_UNSUPPORTED;
     }
     if (store->save.running) {
@@ -162,6 +162,13 @@ void kvist_save_turn(struct kvist_store *store)
     }
     if (store->closing) {
         end(store, KVIST_CLOSED);
+        return;
+    }
+    if (store->tier == NULL) {
+        while (save->name_next < save->name_count) {
+            skip(store, KVIST_UNAVAILABLE);
+        }
+        end(store, KVIST_OK);
         return;
     }
     if (tier_is_settling(store)) {

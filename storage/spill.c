@@ -134,6 +134,12 @@ void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot)
     (void)push_name(&store->sum_queue, &name);
 }
 
+void kvist_spill_queue_behind(struct kvist_store_pool *pool, uint32_t slot)
+{
+    struct kvist_slot_name name = kvist_slot_name_of(pool, slot);
+    (void)push_name(&pool->store->behind_queue, &name);
+}
+
 static void sum_done(struct kvist_job *job)
 {
     struct kvist_spill *spill = (struct kvist_spill *)job;
@@ -146,8 +152,7 @@ static void sum_done(struct kvist_job *job)
     if (is_ready(spill) && !known_sum(pool, spill->slot, &known)) {
         write_sum(pool, spill->slot, spill->sum);
         if (store->options.admission == KVIST_ADMIT_ALL && store->tier != NULL) {
-            struct kvist_slot_name name = kvist_slot_name_of(pool, spill->slot);
-            (void)push_name(&store->behind_queue, &name);
+            kvist_spill_queue_behind(pool, spill->slot);
         }
     } else if (is_ready(spill) && known != spill->sum) {
         store->stats.checksum_mismatch_total++;
@@ -319,7 +324,7 @@ static void fail(struct kvist_spill *spill, enum kvist_status status)
     if (spill->for_save) {
         kvist_save_again(store, &name, status);
     } else if (store->options.admission == KVIST_ADMIT_ALL) {
-        (void)push_name(&store->behind_queue, &name);
+        kvist_spill_queue_behind(spill->pool, spill->slot);
     }
 }
 

@@ -66,18 +66,6 @@ static enum kvist_status start_workers(struct kvist_store *store, struct kvist_e
     return status;
 }
 
-static enum kvist_status open_tier(struct kvist_store *store, struct kvist_error *err)
-{
-    if (store->options.tier == NULL) {
-        return KVIST_OK;
-    }
-    store->tier_options = *store->options.tier;
-    store->options.tier = &store->tier_options;
-    store->tier_options.events = kvist_promote_events;
-    store->tier_options.ctx = store;
-    return kvist_tier_open(&store->tier_options, &store->tier, err);
-}
-
 enum kvist_status kvist_store_open(const struct kvist_store_options *options,
                                    struct kvist_store **store_out,
                                    struct kvist_error *err)
@@ -107,7 +95,7 @@ enum kvist_status kvist_store_open(const struct kvist_store_options *options,
     if (status != KVIST_OK) {
         goto close_store;
     }
-    status = open_tier(store, err);
+    status = kvist_reopen_init(store, err);
     if (status != KVIST_OK) {
         goto close_store;
     }
@@ -250,6 +238,7 @@ bool kvist_store_turn(struct kvist_store *store, uint64_t now_us)
     if (store->tier != NULL) {
         more = kvist_tier_turn(store->tier) || more;
     }
+    kvist_reopen_turn(store);
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
         if (store->sessions[index] != NULL) {
             kvist_session_drain_touches(store->sessions[index]);
@@ -303,8 +292,11 @@ void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stat
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
         stats.map_bytes += store->sessions[index] != NULL ? store->sessions[index]->page.bytes : 0;
     }
-    stats.has_tier = store->tier != NULL;
-    if (stats.has_tier) {
+    stats.has_tier = store->options.tier != NULL;
+    stats.tier_is_away = kvist_store_tier_is_away(store);
+    if (stats.tier_is_away) {
+        kvist_reopen_stats(store, &stats.tier);
+    } else if (stats.has_tier) {
         kvist_tier_stats(store->tier, &stats.tier);
     }
     *stats_out = stats;

@@ -179,12 +179,14 @@ struct kvist_store_stats {
     uint64_t adopted_us;              /* that it took */
     uint64_t populate_waits_total;    /* a segment waited for memory that was let go */
     uint64_t populate_failures_total; /* a segment got no memory; tried again after a second */
-    bool has_tier;
+    bool has_tier;                    /* one is wanted */
+    bool tier_is_away;                /* its disk keeps it from being opened; tier.degraded: why */
     struct kvist_tier_stats tier;
 };
 
 /**
- * Open a store: starts workers, opens the tier, whose pools and blocks come in while it serves.
+ * Open a store: starts workers, opens the tier, whose pools and blocks come in while it serves. A
+ * tier that is there, but whose disk is in trouble, is opened later: until then there is DRAM.
  *
  * @return OK; INVALID: an option is out of range; NO_MEMORY; what kvist_tier_open() answers
  */
@@ -229,7 +231,8 @@ void kvist_store_leave(struct kvist_store *store);
 /** Close; sessions and pools go with it. Does not save: see kvist_store_save(). NULL is fine. */
 void kvist_store_close(struct kvist_store **store);
 
-/** Pollable fds: call kvist_store_turn() when one is readable. @return count, at most 4 */
+/** Pollable fds: call kvist_store_turn() when one is readable. A tier that is opened later adds one
+ *  at the end. @return count, at most 4 */
 size_t kvist_store_fds(const struct kvist_store *store, int fds_out[4]);
 
 /**
@@ -460,7 +463,8 @@ typedef void kvist_store_done_fn(void *ctx,
 
 /**
  * Drop every block of a pool, in both tiers; earlier grants and promotions can no longer commit.
- * done is called when it is durable, in a later turn.
+ * done is called when it is durable, in a later turn; with UNAVAILABLE when the tier is away: then
+ * it is not durable before the tier is back.
  */
 KVIST_MUST_USE enum kvist_status kvist_store_clear(struct kvist_store *store,
                                                    struct kvist_store_pool *pool,
@@ -485,6 +489,9 @@ typedef void kvist_store_saved_fn(void *ctx, const struct kvist_store_saved *sav
  */
 KVIST_MUST_USE enum kvist_status
 kvist_store_save(struct kvist_store *store, kvist_store_saved_fn *done, void *ctx);
+
+/** Whether a tier is wanted, and could not be opened yet. */
+bool kvist_store_tier_is_away(const struct kvist_store *store);
 
 void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out);
 

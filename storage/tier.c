@@ -551,6 +551,8 @@ enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
                                   struct kvist_tier **tier_out,
                                   struct kvist_error *err)
 {
+    struct kvist_error why = KVIST_ERROR_INIT;
+    err = err != NULL ? err : &why;
     if (options->path == NULL || options->path[0] == '\0') {
         return kvist_error_set(err, KVIST_INVALID, 0, "tier", "the tier needs a directory");
     }
@@ -605,6 +607,11 @@ enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
                                       err);
     }
     if (status != KVIST_OK) {
+        /* RocksDB tells of some errors of the disk without a number. */
+        int code = err->code == 0 && status == KVIST_SYSTEM ? EIO : err->code;
+        if (kvist_tier_may_pass(tier->path, code)) {
+            status = err->status = KVIST_UNAVAILABLE;
+        }
         tier_free(&tier);
         return status;
     }

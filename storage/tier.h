@@ -33,6 +33,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk no block is put */
+
 /* What names and checks a block on disk. */
 struct kvist_tier_block {
     uint8_t pool_id[KVIST_KEY_BYTES];
@@ -112,11 +114,21 @@ kvist_tier_done_fn(void *ctx, enum kvist_status status, const struct kvist_tier_
  * A write-and-read trial of direct I/O comes first. A second opener of the same path is refused.
  *
  * @return OK; EXISTS: locked by another process; INVALID: path holds something else; UNSUPPORTED:
- *         built without RocksDB; NOT_FOUND, DENIED, NO_SPACE, SYSTEM: err says what to do
+ *         built without RocksDB; UNAVAILABLE: the disk of a tier is in trouble, which may pass:
+ *         full, read-only, I/O errors; NOT_FOUND, DENIED, NO_SPACE, SYSTEM: err says what to do
  */
 KVIST_MUST_USE enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
                                                  struct kvist_tier **tier_out,
                                                  struct kvist_error *err);
+
+/**
+ * Whether an error on the way to a tier's directory may pass, for it is the device's trouble: then
+ * kvist_tier_open() answers UNAVAILABLE. A disk that is full or read-only and has never had a tier
+ * is refused, for whoever configures it is there to hear. Any thread.
+ *
+ * @param code  errno
+ */
+bool kvist_tier_may_pass(const char *path, int code);
 
 /** Finish what is in flight (completions are called), sync, close. NULL is fine. */
 void kvist_tier_close(struct kvist_tier **tier);

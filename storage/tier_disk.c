@@ -1,4 +1,6 @@
 /* The tier's directory: made or recognised, locked, measured. */
+#include "proto/base/fault.h"
+#include "storage/disk.h"
 #include "storage/tier_internal.h"
 
 #include <dirent.h>
@@ -67,6 +69,9 @@ static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *
     tier->lock_fd = openat(tier->directory_fd, LOCK_NAME, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (tier->lock_fd < 0 && errno == ENOENT) {
         enum kvist_status status = check_empty(tier, err);
+        if (status == KVIST_OK) {
+            status = kvist_disk_check(tier->path, KVIST_TIER_INDEX_FREE_BYTES, err);
+        }
         if (status != KVIST_OK) {
             return status;
         }
@@ -74,7 +79,8 @@ static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *
             openat(tier->directory_fd, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     }
     if (tier->lock_fd < 0) {
-        return kvist_error_set_errno(err, errno, "open", "cannot open %s/" LOCK_NAME, tier->path);
+        return kvist_error_set_errno(
+            err, errno, "open", "cannot open %.120s/" LOCK_NAME, tier->path);
     }
     if (flock(tier->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) {
@@ -126,7 +132,9 @@ enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier, struct kvist_err
     if (mkdir(tier->path, 0700) != 0 && errno != EEXIST) {
         return kvist_error_set_errno(err, errno, "mkdir", "cannot make %s", tier->path);
     }
-    tier->directory_fd = open(tier->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    tier->directory_fd = kvist_fault_point("tier.open")
+                             ? (errno = EIO, -1)
+                             : open(tier->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (tier->directory_fd < 0) {
         return kvist_error_set_errno(err, errno, "open", "cannot open %s", tier->path);
     }
@@ -138,6 +146,28 @@ enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier, struct kvist_err
         status = make_directory(tier, EXTENTS_NAME, err);
     }
     return status;
+}
+
+bool kvist_tier_may_pass(const char *path, int code)
+{
+    char current[4096]; /* RocksDB's: where it is, there has been a tier */
+    switch (code) {
+    case EIO:
+    case ENXIO:
+    case ENODEV:
+    case ESTALE:
+    case EUCLEAN:
+    case ENOTCONN:
+    case ETIMEDOUT:
+        return true;
+    case ENOSPC:
+    case EDQUOT:
+    case EROFS:
+        (void)snprintf(current, sizeof(current), "%s/" INDEX_NAME "/CURRENT", path);
+        return access(current, F_OK) == 0;
+    default:
+        return false;
+    }
 }
 
 void kvist_tier_disk_close(struct kvist_tier *tier)

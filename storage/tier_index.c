@@ -8,6 +8,7 @@
 
 #include <rocksdb/c.h>
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,19 +53,22 @@ struct kvist_tier_index {
 static enum kvist_status
 take_error(struct kvist_tier_index *index, char *text, bool write, struct kvist_error *err)
 {
-    enum kvist_status status = KVIST_SYSTEM;
-    if (strstr(text, "No space left") != NULL || strstr(text, "Disk quota") != NULL) {
-        status = KVIST_NO_SPACE;
-    } else if (strstr(text, "Read-only file system") != NULL ||
-               strstr(text, "Permission denied") != NULL) {
-        status = KVIST_DENIED;
-    } else if (strncmp(text, "Corruption", 10) == 0) {
-        status = KVIST_CORRUPT;
+    static const struct {
+        const char *words;
+        int code;
+    } told[] = {{"No space left", ENOSPC}, {"Disk quota", EDQUOT}, {"Permission denied", EACCES},
+                {"Read-only file system", EROFS}};
+    int code = 0;
+    for (size_t at = 0; at < KVIST_ARRAY_COUNT(told); at++) {
+        code = strstr(text, told[at].words) != NULL ? told[at].code : code;
     }
+    bool corrupt = code == 0 && strncmp(text, "Corruption", 10) == 0;
+    enum kvist_status status = corrupt ? KVIST_CORRUPT : kvist_status_from_errno(code);
+    status = status == KVIST_OK ? KVIST_SYSTEM : status;
     if (write) {
         atomic_store(&index->failed, true);
     }
-    (void)kvist_error_set(err, status, 0, "rocksdb", "the index failed: %s", text);
+    (void)kvist_error_set(err, status, code, "rocksdb", "the index failed: %s", text);
     rocksdb_free(text);
     return status;
 }

@@ -21,7 +21,6 @@
 #include <stdatomic.h>
 
 #define KVIST_TIER_BATCH            512U
-#define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk no block is put */
 #define KVIST_TIER_INDEX_LAST_BYTES (1U << 20)  /* and with less not even what frees space */
 
 struct kvist_tier_index;

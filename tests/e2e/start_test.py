@@ -290,8 +290,13 @@ class Disk(harness.Case):
     @harness.needs_nvme
     def test_full_at_start(self):
         fill = f'(cat /dev/zero >"{self.disk}/fill" 2>/dev/null || true)'
-        self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
-                     wrap=self.wrap(fill), words=["nvme"], status=1)
+        flags = ["--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M"]
+        self.refuses(*flags, wrap=self.wrap(fill), words=["nvme", "free space there"], status=1)
+        check = subprocess.run([*self.wrap(fill), harness.KVISTD, *flags, "--check-config"],
+                               capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(check.returncode, 1, check.stderr)
+        self.assertIn("free space there", check.stderr)
+        self.assertNotIn("good", check.stdout)
 
     def test_read_only(self):
         self.refuses("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
@@ -397,6 +402,123 @@ class Disk(harness.Case):
         self.assert_serves(daemon)
         self.assertEqual(daemon.stop(), 0)
         self.assertIn("warn: hot set not saved in full", daemon.text())
+
+    # -- a tier that has blocks, and whose disk is in trouble at the next start ------------------
+
+    def hold(self):
+        """The disk stays for as long as the test runs; wraps a command to have it."""
+        script = f'mount -t tmpfs -o size={self.SIZE} none "{self.disk}" && echo && exec sleep 600'
+        holder = subprocess.Popen([*self.unshare, "sh", "-c", script], stdout=subprocess.PIPE)
+        self.addCleanup(holder.stdout.close)
+        self.addCleanup(holder.wait)
+        self.addCleanup(holder.kill)
+        holder.stdout.readline()
+        self.held = f"/proc/{holder.pid}/root{self.disk}"
+        users = [] if os.geteuid() == 0 else ["-U", "--preserve-credentials"]
+        return ["nsenter", "-t", str(holder.pid), "-m", *users]
+
+    def flags(self):
+        return ["--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M"]
+
+    def engine(self, daemon):
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        return engine
+
+    def begin(self, inside):
+        """A daemon that has saved ten blocks, and has ended."""
+        daemon = self.start(*self.flags(), wrap=inside)
+        with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+            self.put(engine, 1, 10)
+            wire.until(lambda: daemon.metric("slots_ready") == 10, "ten blocks")
+        self.assertEqual(daemon.stop(), 0)
+        daemon.dispose()
+        os.unlink(daemon.log)
+
+    def serves_without(self, daemon, *words):
+        """From DRAM; everything says what is wrong."""
+        health = daemon.get("/healthz")[1]
+        for word in ("degraded: no NVMe tier", "until its disk is well: ", self.disk, *words):
+            self.assertIn(word, health)
+        wire.until(lambda: 'warn: health changed health="degraded: no NVMe' in daemon.text(),
+                   "the log says so")
+        self.assertEqual((daemon.metric("nvme_present"), daemon.metric("degraded")), (0, 1))
+        self.assertEqual(daemon.get("/readyz")[0], 200)
+        self.put(self.engine(daemon), 100, 5)
+        wire.until(lambda: daemon.metric("slots_ready") == 5, "five more")
+        written, unsaved, reason = self.save(daemon)
+        self.assertEqual((written, unsaved), (0, 5))
+        self.assertIn(words[-1], reason)
+
+    def comes_back(self, daemon):
+        wire.until(lambda: daemon.get("/healthz")[1] == "ok\n", "the tier is taken up", 60)
+        wire.until(lambda: daemon.metric("nvme_blocks") == 10, "with its blocks")
+        self.assertEqual(daemon.metric("nvme_present"), 1)
+        self.assertEqual(self.save(daemon), (5, 0, ""))
+        self.assertEqual(daemon.metric("nvme_blocks"), 15)
+        self.assertEqual(daemon.stop(), 0)
+
+    @harness.needs_nvme
+    def test_full_at_a_restart(self):
+        inside = self.hold()
+        self.begin(inside)
+        with open(f"{self.held}/fill", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+            except OSError:
+                pass
+        check = subprocess.run([*inside, harness.KVISTD, *self.flags(), "--check-config"],
+                               capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(check.returncode, 0, check.stderr)
+        self.assertIn("would start without its NVMe tier", check.stderr)
+        daemon = self.start(*self.flags(), wrap=inside)
+        self.serves_without(daemon, "free space there", "No space left")
+        os.unlink(f"{self.held}/fill")
+        self.comes_back(daemon)
+
+    @harness.needs_nvme
+    def test_read_only_at_a_restart(self):
+        inside = self.hold()
+        self.begin(inside)
+        subprocess.run([*inside, "mount", "-o", "remount,ro", self.disk], check=True)
+        daemon = self.start(*self.flags(), wrap=inside)
+        self.serves_without(daemon, "Read-only file system")
+        subprocess.run([*inside, "mount", "-o", "remount,rw", self.disk], check=True)
+        self.comes_back(daemon)
+
+    @harness.needs_nvme
+    def test_errors_at_a_restart(self):
+        inside = self.hold()
+        self.begin(inside)
+        for fault, words in (("tier.open:1+", "Input/output error"),
+                             ("tier.index.open:1+", "No space left")):
+            daemon = self.start(*self.flags(), wrap=inside, env={"KVIST_FAULT": fault})
+            self.serves_without(daemon, words)
+            self.assertEqual(daemon.stop(), 0)
+            daemon.dispose()
+            os.unlink(daemon.log)
+        daemon = self.start(*self.flags(), wrap=inside, env={"KVIST_FAULT": "tier.open:1"})
+        self.serves_without(daemon, "Input/output error")
+        self.comes_back(daemon)
+
+    @harness.needs_nvme
+    def test_a_clear_while_the_tier_is_away(self):
+        inside = self.hold()
+        self.begin(inside)
+        daemon = self.start(*self.flags(), wrap=inside, env={"KVIST_FAULT": "tier.open:1"})
+        self.put(self.engine(daemon), 1, 3)
+        wire.until(lambda: daemon.metric("slots_ready") == 3, "three blocks")
+        status, _, error = daemon.tool("clear", "--all", "--yes")
+        self.assertEqual(status, 1)
+        self.assertIn("clear again", error)
+        self.assertEqual(daemon.metric("slots_ready"), 0)
+        # The pool was known, so its blocks do not come back with the tier.
+        wire.until(lambda: daemon.get("/healthz")[1] == "ok\n", "the tier is taken up", 60)
+        wire.until(lambda: daemon.metric("nvme_loading") == 0, "and read back")
+        wire.until(lambda: daemon.metric("nvme_blocks") == 0, "nothing is there")
+        self.assertEqual(daemon.tool("clear", "--all", "--yes")[0], 0)
+        self.assertEqual(daemon.stop(), 0)
 
 
 if __name__ == "__main__":

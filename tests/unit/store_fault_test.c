@@ -239,6 +239,103 @@ static void a_broken_disk_is_left_alone(void)
     KVIST_TEST_TRUE(stats_now().spills_total > 0);
 }
 
+/* Open with a tier that cannot be opened now. */
+static void open_without_tier(enum kvist_admission admission)
+{
+    close_all();
+    kvist_fault_arm("tier.open", 1, true);
+    open_all(admission);
+    KVIST_TEST_TRUE(stats_now().has_tier && stats_now().tier_is_away);
+    KVIST_TEST_TRUE(strstr(stats_now().tier.degraded, path) != NULL);
+}
+
+static void wait_for_tier(void)
+{
+    kvist_test_advance(store, 500000);
+    KVIST_TEST_TRUE(stats_now().tier_is_away); /* not before its time */
+    (void)kvist_fault_disarm();
+    for (unsigned round = 0; round < ROUNDS_MAX; round++) {
+        struct kvist_store_stats stats = stats_now();
+        if (!stats.tier_is_away && !stats.tier.loading) {
+            break;
+        }
+        kvist_test_advance(store, 100000);
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_TRUE(!stats_now().tier_is_away);
+    CU_ASSERT_STRING_EQUAL(stats_now().tier.degraded, "");
+}
+
+static void a_tier_that_is_away_at_start_comes_later(void)
+{
+    put_range(0, 20);
+    save();
+    open_without_tier(KVIST_ADMIT_EVICTED);
+    put_range(10, 600); /* more than there is room for: evicted without a copy, and at once */
+    KVIST_TEST_TRUE(stats_now().evictions_total > 300);
+    KVIST_TEST_EQUAL(stats_now().spill_failures_total, 0);
+    save();
+    KVIST_TEST_STATUS(saved.status, KVIST_UNAVAILABLE);
+    KVIST_TEST_EQUAL(saved.unsaved_blocks, stats_now().slots_ready);
+    CU_ASSERT_STRING_EQUAL(saved.why, stats_now().tier.degraded);
+    wait_for_tier();
+    KVIST_TEST_EQUAL(stats_now().tier.blocks, 20);
+    save();
+    KVIST_TEST_STATUS(saved.status, KVIST_OK);
+    KVIST_TEST_EQUAL(saved.blocks, stats_now().slots_ready);
+    KVIST_TEST_EQUAL(count_kept(0, 20), 20);
+}
+
+static void what_was_stored_without_a_tier_is_written_behind(void)
+{
+    open_without_tier(KVIST_ADMIT_ALL);
+    put_range(0, BLOCKS);
+    kvist_test_settle_sums(store, BLOCKS);
+    wait_for_tier();
+    for (unsigned round = 0; stats_now().spills_total < BLOCKS && round < ROUNDS_MAX; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(count_kept(0, BLOCKS), BLOCKS);
+}
+
+static void note_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
+{
+    (void)blocks;
+    (void)bytes;
+    *(enum kvist_status *)ctx = status;
+}
+
+static void a_clear_without_the_tier_is_told_and_made_good(void)
+{
+    enum kvist_status status = KVIST_BUG;
+    put_range(0, 20);
+    save();
+    open_without_tier(KVIST_ADMIT_EVICTED);
+    struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
+    put_range(5, 5);
+    KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &status), KVIST_OK);
+    kvist_test_settle(store);
+    KVIST_TEST_STATUS(status, KVIST_UNAVAILABLE);
+    wait_for_tier();
+    for (unsigned round = 0; stats_now().tier.blocks > 0 && round < ROUNDS_MAX; round++) {
+        kvist_test_settle(store);
+    }
+    KVIST_TEST_EQUAL(stats_now().tier.blocks, 0);
+    KVIST_TEST_EQUAL(count_kept(0, 20), 0);
+}
+
+/* Closing while a try is under way. */
+static void a_store_closes_while_its_tier_is_being_opened(void)
+{
+    for (unsigned round = 0; round < 20; round++) {
+        open_without_tier(KVIST_ADMIT_EVICTED);
+        if (round % 2 == 0) {
+            (void)kvist_fault_disarm();
+        }
+        kvist_test_advance(store, 31000000);
+    }
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -249,6 +346,13 @@ int main(void)
          an_error_at_any_call_of_a_save_costs_nothing},
         {"write-behind goes on when the disk is well", write_behind_goes_on_when_the_disk_is_well},
         {"a broken disk is left alone", a_broken_disk_is_left_alone},
+        {"a tier that is away at start comes later", a_tier_that_is_away_at_start_comes_later},
+        {"what was stored without a tier is written behind",
+         what_was_stored_without_a_tier_is_written_behind},
+        {"a clear without the tier is told and made good",
+         a_clear_without_the_tier_is_told_and_made_good},
+        {"a store closes while its tier is being opened",
+         a_store_closes_while_its_tier_is_being_opened},
     };
     return kvist_unit_main("store_fault", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
 }

@@ -151,7 +151,7 @@ static void a_full_disk_at_start_says_so(void)
     KVIST_TEST_EQUAL(write_some(&pool, 0, 70), 70);
     kvist_rig_close(&rig);
     fill(0);
-    KVIST_TEST_STATUS(kvist_rig_open(&rig), KVIST_NO_SPACE);
+    KVIST_TEST_STATUS(kvist_rig_open(&rig), KVIST_UNAVAILABLE);
     KVIST_TEST_TRUE(rig.tier == NULL && strstr(rig.err.text, "No space left") != NULL);
     KVIST_TEST_EQUAL(unlink(filler_path), 0);
     kvist_rig_start(&rig);
