@@ -14,6 +14,7 @@
 #define AHEAD_BYTES_MAX (512ULL << 20)
 #define AHEAD_OF_ARENA  16U
 #define POPULATING_MAX  4U /* segments of one pool at a time */
+#define BURST_OF_AHEAD  4U /* taken from an idle pool at a time, of what is populated ahead */
 #define LOOKED_FACTOR   4U /* candidates looked at for each block wanted */
 
 /* --- Lease scan ------------------------------------------------------------------------------ */
@@ -244,8 +245,7 @@ static bool may_drain(const struct kvist_store_pool *pool, const struct kvist_se
            !has_leases(pool, segment);
 }
 
-/* An empty segment, else the one that holds the coldest block of those that can be emptied. */
-static struct kvist_segment *choose_segment(struct kvist_store_pool *pool)
+static struct kvist_segment *choose_empty(const struct kvist_store_pool *pool)
 {
     for (uint32_t left = pool->segment_max; left > 0; left--) {
         struct kvist_segment *segment = &pool->segments[left - 1];
@@ -253,6 +253,16 @@ static struct kvist_segment *choose_segment(struct kvist_store_pool *pool)
             may_drain(pool, segment)) {
             return segment;
         }
+    }
+    return NULL;
+}
+
+/* An empty segment, else the one that holds the coldest block of those that can be emptied. */
+static struct kvist_segment *choose_segment(struct kvist_store_pool *pool)
+{
+    struct kvist_segment *empty = choose_empty(pool);
+    if (empty != NULL) {
+        return empty;
     }
     const struct kvist_segment *refused = NULL;
     uint32_t slot = pool->ops->victim(pool->policy, KVIST_SLOT_NONE);
@@ -304,18 +314,90 @@ static bool is_better(const struct kvist_store_pool *donor, const struct kvist_s
                       : donor->used_bytes > best->used_bytes;
 }
 
-/* Have another pool give a segment up. @return whether memory is on its way */
-static bool take_from_others(struct kvist_store_pool *pool)
+static uint64_t ahead_bytes(const struct kvist_store_pool *pool)
 {
-    struct kvist_store *store = pool->store;
-    uint64_t to_come = store->options.arena_bytes + store->draining_bytes;
-    to_come -= store->used_bytes < to_come ? store->used_bytes : to_come;
-    if (pool->segment_count >= pool->segment_max || store->now_us < pool->take_after_us) {
+    uint64_t bytes = pool->store->options.arena_bytes / AHEAD_OF_ARENA;
+    bytes = bytes < AHEAD_BYTES_MAX ? bytes : AHEAD_BYTES_MAX;
+    /* Without a writer only promotions need slots. */
+    return bytes > pool->segment_bytes && pool->writer_count > 0 ? bytes : pool->segment_bytes;
+}
+
+/* A smaller pool waits for memory: what others gave up for it is not for this one. */
+static bool is_outranked(const struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        const struct kvist_store_pool *other = store->pools[index];
+        if (other != NULL && other != pool && other->hungry &&
+            other->used_bytes + other->segment_bytes <= pool->used_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Memory that is free, or will be. */
+static uint64_t bytes_to_come(const struct kvist_store *store)
+{
+    uint64_t bytes = store->options.arena_bytes + store->draining_bytes;
+    return bytes > store->used_bytes ? bytes - store->used_bytes : 0;
+}
+
+static void give_up(struct kvist_store_pool *donor, struct kvist_segment *segment)
+{
+    segment->drain_since_us = donor->store->now_us;
+    donor->store->taken_us = donor->store->now_us;
+    kvist_slot_set_draining(donor, segment, true);
+}
+
+/* Whether it has segments that hold nothing and that it does without: an idle pool does without all
+   of them, another one without what it would not populate ahead. */
+static bool has_spare(const struct kvist_store_pool *donor)
+{
+    uint64_t free_bytes = donor->usable_free * donor->about.slot_bytes;
+    if (live_segments(donor) == 0 || donor->usable_free < donor->slots_per_segment) {
         return false;
     }
-    if (to_come >= pool->segment_bytes) {
-        return store->draining_bytes > 0;
+    return donor->session_count == 0 || free_bytes >= ahead_bytes(donor) + donor->segment_bytes;
+}
+
+/* What holds nothing elsewhere is as good as free memory: it is had ahead of need. */
+static void take_spare(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    uint64_t there = (pool->usable_free +
+                      (uint64_t)pool->populating_count * pool->slots_per_segment) *
+                     pool->about.slot_bytes;
+    uint64_t wanted = ahead_bytes(pool);
+    there += bytes_to_come(store);
+    if (there >= wanted || pool->segment_count >= pool->segment_max || is_outranked(pool) ||
+        store->now_us < pool->spare_after_us) {
+        return;
     }
+    bool counted = false;
+    for (uint32_t index = 0; index < store->pool_high && there < wanted; index++) {
+        struct kvist_store_pool *donor = store->pools[index];
+        while (donor != NULL && donor != pool && there < wanted && has_spare(donor)) {
+            if (!counted) {
+                (void)kvist_evict_count_leases(store, NULL);
+                counted = true;
+            }
+            struct kvist_segment *segment = choose_empty(donor);
+            if (segment == NULL) {
+                break;
+            }
+            give_up(donor, segment);
+            there += donor->segment_bytes;
+        }
+    }
+    if (there < wanted) {
+        pool->spare_after_us = store->now_us + KVIST_TAKE_RETRY_US;
+    }
+}
+
+static struct kvist_store_pool *find_donor(const struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
     struct kvist_store_pool *best = NULL;
     for (uint32_t index = 0; index < store->pool_high; index++) {
         struct kvist_store_pool *donor = store->pools[index];
@@ -323,18 +405,40 @@ static bool take_from_others(struct kvist_store_pool *pool)
             best = donor;
         }
     }
-    if (best == NULL) {
+    return best;
+}
+
+/* Have another pool give a segment up; an idle one as many as a burst may need. @return whether
+   memory is on its way */
+static bool take_from_others(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    uint64_t to_come = bytes_to_come(store);
+    uint64_t burst = ahead_bytes(pool) / BURST_OF_AHEAD;
+    if (pool->segment_count >= pool->segment_max || store->now_us < pool->take_after_us) {
+        return false;
+    }
+    if (to_come >= pool->segment_bytes) {
+        return store->draining_bytes > 0 && store->now_us - store->taken_us < KVIST_KEEPS_US;
+    }
+    struct kvist_store_pool *donor = find_donor(pool);
+    if (donor == NULL) {
         return false;
     }
     (void)kvist_evict_count_leases(store, NULL);
-    struct kvist_segment *segment = choose_segment(best);
+    struct kvist_segment *segment = choose_segment(donor);
     if (segment == NULL) { /* try another pool, and later this one again */
-        best->keeps_until_us = store->now_us + KVIST_KEEPS_US;
+        donor->keeps_until_us = store->now_us + KVIST_KEEPS_US;
         pool->take_after_us = store->now_us + KVIST_TAKE_RETRY_US;
         return false;
     }
-    segment->drain_since_us = store->now_us;
-    kvist_slot_set_draining(best, segment, true);
+    while (segment != NULL) {
+        give_up(donor, segment);
+        to_come += donor->segment_bytes;
+        bool more = donor->session_count == 0 &&
+                    (to_come < pool->segment_bytes || to_come < burst) && live_segments(donor) > 0;
+        segment = more ? choose_segment(donor) : NULL;
+    }
     return true;
 }
 
@@ -362,30 +466,7 @@ void kvist_evict_shrink(struct kvist_store *store)
         store->shrink_after_us = store->now_us + KVIST_TAKE_RETRY_US;
         return;
     }
-    segment->drain_since_us = store->now_us;
-    kvist_slot_set_draining(best, segment, true);
-}
-
-static uint64_t ahead_bytes(const struct kvist_store_pool *pool)
-{
-    uint64_t bytes = pool->store->options.arena_bytes / AHEAD_OF_ARENA;
-    bytes = bytes < AHEAD_BYTES_MAX ? bytes : AHEAD_BYTES_MAX;
-    /* Without a writer only promotions need slots. */
-    return bytes > pool->segment_bytes && pool->writer_count > 0 ? bytes : pool->segment_bytes;
-}
-
-/* A smaller pool waits for memory: what others gave up for it is not for this one. */
-static bool is_outranked(const struct kvist_store_pool *pool)
-{
-    const struct kvist_store *store = pool->store;
-    for (uint32_t index = 0; index < store->pool_high; index++) {
-        const struct kvist_store_pool *other = store->pools[index];
-        if (other != NULL && other != pool && other->hungry &&
-            other->used_bytes + other->segment_bytes <= pool->used_bytes) {
-            return true;
-        }
-    }
-    return false;
+    give_up(best, segment);
 }
 
 bool kvist_evict_has_room(const struct kvist_store_pool *pool)
@@ -432,6 +513,7 @@ void kvist_evict_turn(struct kvist_store_pool *pool)
         return;
     }
     populate_ahead(pool);
+    take_spare(pool);
     uint32_t low = kvist_evict_low(pool);
     uint32_t count = kvist_evict_slot_count(pool);
     if (pool->populating_count > 0 || (pool->usable_free >= low && count > 0)) {
@@ -440,13 +522,15 @@ void kvist_evict_turn(struct kvist_store_pool *pool)
     }
     pool->hungry = pool->segment_count < pool->segment_max;
     bool coming = take_from_others(pool);
+    uint64_t now_us = pool->store->now_us;
     if (pool->usable_free >= kvist_evict_critical(pool)) {
         pool->starved_since_us = 0;
-        if (coming) {
-            return;
-        }
     } else if (pool->starved_since_us == 0) {
-        pool->starved_since_us = pool->store->now_us;
+        pool->starved_since_us = now_us;
+    }
+    if (coming && (pool->starved_since_us == 0 ||
+                   now_us - pool->starved_since_us <= KVIST_SPILL_PATIENCE_US)) {
+        return; /* what is idle goes before a block of a pool that is in use */
     }
     uint32_t batch = count / 16 < 1024 ? count / 16 + 1 : 1024;
     if (pool->counts[KVIST_SLOT_READY] > 0) {

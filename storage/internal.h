@@ -140,6 +140,7 @@ struct kvist_store_pool {
     uint32_t pin_count;    /* of all its slots */
     uint32_t retired_head;
     uint64_t last_used_us; /* when its last session left */
+    uint64_t spare_after_us;   /* when to look for empty segments of other pools again */
     uint64_t take_after_us;    /* when to look for a segment of another pool again */
     uint64_t keeps_until_us;   /* no segment of it could be emptied: others are asked meanwhile */
     uint64_t starved_since_us; /* fewer slots free than critical since then; 0: not so */
@@ -339,6 +340,7 @@ struct kvist_store {
     uint64_t adopted_bytes; /* of segments; may exceed arena_bytes until they are drained */
     uint64_t used_bytes;
     uint64_t populated_bytes;
+    uint64_t taken_us;       /* when a pool last had to give a segment up */
     uint64_t draining_bytes; /* of segments that are on their way out, members or not */
     struct kvist_store_pool *pools[KVIST_POOLS_MAX];
     uint32_t pool_high;

@@ -13,6 +13,7 @@ kvist_add_unit(policy unit/policy_test.c kvist_eviction)
 kvist_add_unit(replay_store unit/replay_store_test.c
     kvist_test_engine kvist_tool_core kvist_test_traces)
 kvist_add_unit(store unit/store_test.c kvist_test_engine)
+kvist_add_unit(yield unit/yield_test.c kvist_test_engine)
 if(KVIST_WITH_ROCKSDB_ENABLED)
     kvist_add_unit(adopt_tier unit/adopt_tier_test.c kvist_test_engine)
     kvist_add_unit(store_tier unit/store_tier_test.c kvist_test_engine)

@@ -41,8 +41,8 @@ static void open_all(enum kvist_admission admission)
     options.hold_us = 1000000;
     store = kvist_test_store_open(&options);
     engine = kvist_test_engine_open(store, 1, 1);
-    KVIST_TEST_EQUAL(
-        kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES)), 0);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES)),
+                     0);
     kvist_test_settle(store);
 }
 
@@ -176,8 +176,12 @@ static void a_save_counts_what_a_disk_took_before_it_failed(void)
 /* One error at the k-th call, for every k: the save tries again, and nothing is missing. */
 static void an_error_at_any_call_of_a_save_costs_nothing(void)
 {
-    static const char *points[] = {"tier.extent.make", "tier.extent.write", "tier.index.put",
-                                   "tier.index.open",  "tier.index.get",    "tier.sync"};
+    static const char *points[] = {"tier.extent.make",
+                                   "tier.extent.write",
+                                   "tier.index.put",
+                                   "tier.index.open",
+                                   "tier.index.get",
+                                   "tier.sync"};
     uint64_t number = 0;
     uint64_t faults = 0;
     for (size_t index = 0; index < sizeof(points) / sizeof(points[0]); index++) {
