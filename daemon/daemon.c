@@ -427,8 +427,37 @@ static void log_adoption(const struct kvist_daemon *daemon)
     }
 }
 
+/* What ranks' tensors look like goes with the blocks that they have written. */
+static enum kvist_status
+open_shapes(struct kvist_daemon *daemon, int *fd, struct kvist_error *err)
+{
+    struct kvist_adoption adoption;
+    kvist_store_adoption(daemon->store, &adoption);
+    bool was_stored = *fd >= 0;
+    int passed = -1;
+    if (adoption.adopted) {
+        passed = *fd;
+        *fd = -1;
+    }
+    int fresh = -1;
+    enum kvist_status status = kvist_shapes_open(passed, &daemon->shapes, &fresh, err);
+    if (fresh < 0) {
+        return status;
+    }
+    if (was_stored) {
+        kvist_fdstore_forget(&daemon->fdstore, KVIST_SHAPES_NAME);
+    }
+    if (daemon->fdstore.max > 0 &&
+        kvist_fdstore_put(&daemon->fdstore, KVIST_SHAPES_NAME, fresh) != KVIST_OK) {
+        kvist_log(KVIST_LOG_WARN, "the next kvistd will not know ranks' tensors");
+    }
+    (void)close(fresh);
+    return status;
+}
+
 static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_error *err)
 {
+    int shapes_fd = kvist_fdstore_take(&daemon->fdstore, KVIST_SHAPES_NAME);
     const struct kvist_config *config = &daemon->config;
     const struct kvist_tier_options tier = {
         .path = config->nvme_path,
@@ -461,6 +490,10 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
     if (status == KVIST_OK) {
         kvist_fdstore_start(&daemon->fdstore, daemon->base, on_kept, daemon);
         log_adoption(daemon);
+        status = open_shapes(daemon, &shapes_fd, err);
+    }
+    if (shapes_fd >= 0) {
+        (void)close(shapes_fd);
     }
     return status;
 }
@@ -589,6 +622,7 @@ static void finish(struct kvist_daemon *daemon)
     free_event(&daemon->turn);
     free_event(&daemon->tick);
     kvist_store_close(&daemon->store);
+    kvist_shapes_close(&daemon->shapes);
     kvist_fdstore_fini(&daemon->fdstore);
     kvist_listener_close(&daemon->listener);
     if (daemon->base != NULL) {

@@ -39,7 +39,7 @@ struct kvist_daemon {
     struct kvist_store *store;
     struct kvist_server server;
     struct kvist_sessions sessions;
-    struct kvist_shapes shapes;
+    struct kvist_shapes *shapes;
     struct kvist_counters counters;
     struct kvist_metrics metrics;
     struct event *signals[3];

@@ -131,7 +131,7 @@ static void on_open_pool(struct kvist_daemon *daemon,
     enum kvist_status status = kvist_pool_describe(open, connection->tenant, &wanted, &err);
     if (status == KVIST_OK && kvist_process_maps(process)) {
         status =
-            kvist_shapes_check(&daemon->shapes, wanted.pool_id, process->rank, &open->shape, &err);
+            kvist_shapes_check(daemon->shapes, wanted.pool_id, process->rank, &open->shape, &err);
     }
     if (status == KVIST_OK) {
         status = kvist_sessions_check_pool(&daemon->sessions,

@@ -48,6 +48,18 @@ bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd
     return true;
 }
 
+int kvist_fdstore_take(struct kvist_fdstore *fdstore, const char *name)
+{
+    for (size_t index = 0; index < fdstore->passed_count; index++) {
+        if (strcmp(fdstore->passed[index].name, name) == 0) {
+            int fd = fdstore->passed[index].fd;
+            fdstore->passed[index] = fdstore->passed[--fdstore->passed_count];
+            return fd;
+        }
+    }
+    return -1;
+}
+
 uint64_t kvist_fdstore_passed_bytes(const struct kvist_fdstore *fdstore)
 {
     uint64_t bytes = 0;
@@ -93,7 +105,7 @@ void kvist_fdstore_start(struct kvist_fdstore *fdstore,
 
 /* --- Storing --------------------------------------------------------------------------------- */
 
-enum kvist_status kvist_fdstore_keep(struct kvist_fdstore *fdstore, const char *name, int fd)
+enum kvist_status kvist_fdstore_put(struct kvist_fdstore *fdstore, const char *name, int fd)
 {
     char text[64];
     if (fdstore->count >= fdstore->max) {
@@ -108,8 +120,14 @@ enum kvist_status kvist_fdstore_keep(struct kvist_fdstore *fdstore, const char *
         return KVIST_NO_SPACE;
     }
     fdstore->count++;
-    fdstore->keeps++;
     return KVIST_OK;
+}
+
+enum kvist_status kvist_fdstore_keep(struct kvist_fdstore *fdstore, const char *name, int fd)
+{
+    enum kvist_status status = kvist_fdstore_put(fdstore, name, fd);
+    fdstore->keeps += status == KVIST_OK;
+    return status;
 }
 
 void kvist_fdstore_forget(struct kvist_fdstore *fdstore, const char *name)

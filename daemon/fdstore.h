@@ -45,6 +45,13 @@ void kvist_fdstore_init(struct kvist_fdstore *fdstore);
 /** @return whether an fd that was passed at start came from the store; it is taken over then. */
 bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd);
 
+/** Take one of the passed fds out. @return it, owned by the caller; -1: there is none */
+int kvist_fdstore_take(struct kvist_fdstore *fdstore, const char *name);
+
+/** As kvist_fdstore_keep(), but nobody waits for it: it does not count among `kept`. */
+KVIST_MUST_USE enum kvist_status
+kvist_fdstore_put(struct kvist_fdstore *fdstore, const char *name, int fd);
+
 /** Bytes of memory in the passed fds. */
 uint64_t kvist_fdstore_passed_bytes(const struct kvist_fdstore *fdstore);
 

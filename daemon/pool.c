@@ -2,10 +2,14 @@
 
 #include "daemon/config.h"
 #include "proto/key/key.h"
+#include "proto/shm/memfd.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#define SHAPES_MAGIC    0x316570616873766bULL /* "kvshape1" */
 #define VALUE_SHOWN_MAX ((size_t)40) /* a longer value is a digest or a list: not for people */
 
 static bool is_printable(const ProtobufCBinaryData *value)
@@ -77,6 +81,45 @@ enum kvist_status kvist_pool_describe(const Kvist__Wire__OpenPool *open,
     return KVIST_OK;
 }
 
+enum kvist_status
+kvist_shapes_open(int fd, struct kvist_shapes **shapes_out, int *fd_out, struct kvist_error *err)
+{
+    const uint64_t bytes = sizeof(**shapes_out);
+    void *map = NULL;
+    if (fd >= 0) {
+        bool fits = kvist_memfd_check_own(fd, bytes, NULL) == KVIST_OK &&
+                    kvist_memfd_map(fd, bytes, KVIST_MEMFD_WRITE, &map, NULL) == KVIST_OK;
+        (void)close(fd);
+        if (fits && ((struct kvist_shapes *)map)->magic == SHAPES_MAGIC) {
+            *shapes_out = map;
+            *fd_out = -1;
+            return KVIST_OK;
+        }
+        kvist_memfd_unmap(&map, bytes);
+    }
+    int fresh = -1;
+    enum kvist_status status = kvist_memfd_create(KVIST_SHAPES_NAME, bytes, &fresh, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    status = kvist_memfd_map(fresh, bytes, KVIST_MEMFD_WRITE, &map, err);
+    if (status != KVIST_OK) {
+        (void)close(fresh);
+        return status;
+    }
+    *shapes_out = map;
+    (*shapes_out)->magic = SHAPES_MAGIC;
+    *fd_out = fresh;
+    return KVIST_OK;
+}
+
+void kvist_shapes_close(struct kvist_shapes **shapes)
+{
+    void *map = *shapes;
+    *shapes = NULL;
+    kvist_memfd_unmap(&map, sizeof(**shapes));
+}
+
 enum kvist_status kvist_shapes_check(struct kvist_shapes *shapes,
                                      const uint8_t pool_id[KVIST_KEY_BYTES],
                                      uint32_t rank,
@@ -105,10 +148,14 @@ enum kvist_status kvist_shapes_check(struct kvist_shapes *shapes,
         }
         oldest = entry->used < oldest->used ? entry : oldest;
     }
+    /* Free until it is whole: a kill may come between. */
+    oldest->shape_bytes = 0;
+    atomic_signal_fence(memory_order_seq_cst);
     memcpy(oldest->pool_id, pool_id, KVIST_KEY_BYTES);
     memcpy(oldest->shape, shape->data, shape->len);
-    oldest->shape_bytes = (uint32_t)shape->len;
     oldest->rank = rank;
     oldest->used = ++shapes->uses;
+    atomic_signal_fence(memory_order_seq_cst);
+    oldest->shape_bytes = (uint32_t)shape->len;
     return KVIST_OK;
 }

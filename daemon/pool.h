@@ -14,6 +14,7 @@
 #include "proto/wire/message.h"
 #include "storage/store.h"
 
+#define KVIST_SHAPES_NAME "h0" /* of their memory, with the service manager */
 #define KVIST_SHAPES_MAX ((size_t)2 * KVIST_POOLS_MAX * KVIST_RANKS_MAX)
 
 struct kvist_shape {
@@ -24,7 +25,9 @@ struct kvist_shape {
     uint64_t used; /* larger: later */
 };
 
+/* Written by one daemon at a time; what one has left the next one goes on with. */
 struct kvist_shapes {
+    uint64_t magic;
     uint64_t uses;
     struct kvist_shape entries[KVIST_SHAPES_MAX];
 };
@@ -34,6 +37,16 @@ KVIST_MUST_USE enum kvist_status kvist_pool_describe(const Kvist__Wire__OpenPool
                                                      const char *tenant,
                                                      struct kvist_tier_pool *pool_out,
                                                      struct kvist_error *err);
+
+/**
+ * Map what an earlier kvistd has left, or begin anew.
+ *
+ * @param fd  taken over; -1: nothing was left. *fd_out: shared memory that is to outlive this
+ *            kvistd, the caller's; -1 when it was fd, whose memory goes on
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_shapes_open(int fd, struct kvist_shapes **shapes_out, int *fd_out, struct kvist_error *err);
+void kvist_shapes_close(struct kvist_shapes **shapes);
 
 /** Remember, or compare, what a rank's tensors look like. An empty shape says nothing. */
 KVIST_MUST_USE enum kvist_status kvist_shapes_check(struct kvist_shapes *shapes,

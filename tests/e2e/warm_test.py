@@ -108,6 +108,21 @@ class Kill(Warm):
                              if name[0] in "pd"), 0, service.stored())
         self.all_right(self.engine(), 0, 50)
 
+    def test_what_tensors_look_like_is_remembered(self):
+        def opened(shape):
+            peer = wire.Peer(self.socket)
+            self.addCleanup(peer.close)
+            peer.hello(role=wire.WORKER, session=os.urandom(16), ranks=1).close()
+            reply = peer.request(wire.OPEN_POOL, {1: {1: "model", 2: "x"}, 2: 65536, 5: shape})
+            reply.close()
+            return reply.body
+
+        service = self.service()
+        self.assertEqual(opened(b"a" * 32), wire.POOL_REPLY)
+        self.killed(service)
+        self.assertEqual(opened(b"b" * 32), wire.FAILURE)
+        self.assertEqual(opened(b"a" * 32), wire.POOL_REPLY)
+
     def test_an_orderly_restart_is_as_warm(self):
         flags = ["--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M"]
         service = self.service(*(flags if harness.NVME else []))
