@@ -327,26 +327,32 @@ static void on_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uin
     free(pending);
 }
 
+static void send_admin_reply(struct kvist_connection *connection,
+                             uint64_t id,
+                             const struct kvist_store_saved *saved)
+{
+    Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
+    Kvist__Wire__AdminReply reply;
+    kvist__wire__admin_reply__init(&reply);
+    reply.blocks = saved->blocks;
+    reply.bytes = saved->bytes;
+    reply.unsaved_blocks = saved->unsaved_blocks;
+    reply.unsaved_bytes = saved->unsaved_bytes;
+    reply.reason = text_of(saved->why);
+    answer.id = id;
+    answer.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY;
+    answer.admin_reply = &reply;
+    kvist_connection_send(connection, &answer, NULL, 0);
+}
+
 static void on_saved(void *ctx, const struct kvist_store_saved *saved)
 {
     struct kvist_pending *pending = ctx;
     struct kvist_connection *connection = pending_take(pending);
-    char reason[KVIST_ERROR_TEXT_BYTES];
-    (void)snprintf(reason, sizeof(reason), "%s", saved->why);
     if (connection != NULL && (saved->status == KVIST_OK || saved->unsaved_blocks > 0)) {
-        Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
-        Kvist__Wire__AdminReply reply = KVIST__WIRE__ADMIN_REPLY__INIT;
-        reply.blocks = saved->blocks;
-        reply.bytes = saved->bytes;
-        reply.unsaved_blocks = saved->unsaved_blocks;
-        reply.unsaved_bytes = saved->unsaved_bytes;
-        reply.reason = reason;
-        answer.id = pending->id;
-        answer.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY;
-        answer.admin_reply = &reply;
-        kvist_connection_send(connection, &answer, NULL, 0);
+        send_admin_reply(connection, pending->id, saved);
     } else if (connection != NULL) {
-        kvist_connection_send_failure(connection, pending->id, saved->status, reason);
+        kvist_connection_send_failure(connection, pending->id, saved->status, saved->why);
     }
     free(pending);
 }
@@ -438,26 +444,18 @@ static void on_admin(struct kvist_daemon *daemon,
                      const Kvist__Wire__Envelope *envelope)
 {
     if (!connection->is_operator) {
-        fail(connection,
-             envelope->id,
-             KVIST_DENIED,
-             "only root and kvistd's own user may do this: use sudo");
+        fail(connection, envelope->id, KVIST_DENIED, "for root and kvistd's user alone: use sudo");
         return;
     }
     if (envelope->admin->action == KVIST__WIRE__ADMIN__ACTION__ACTION_RELOAD) {
         struct kvist_error err = KVIST_ERROR_INIT;
         enum kvist_status status = kvist_daemon_reload(daemon, &err);
-        if (status != KVIST_OK) {
-            /* The file is to blame, not the peer. */
+        if (status == KVIST_OK) {
+            send_admin_reply(
+                connection, envelope->id, &(const struct kvist_store_saved){.why = ""});
+        } else { /* the file is to blame, not the peer */
             kvist_connection_send_failure(connection, envelope->id, status, err.text);
-            return;
         }
-        Kvist__Wire__AdminReply reply = KVIST__WIRE__ADMIN_REPLY__INIT;
-        Kvist__Wire__Envelope answer = KVIST__WIRE__ENVELOPE__INIT;
-        answer.id = envelope->id;
-        answer.body_case = KVIST__WIRE__ENVELOPE__BODY_ADMIN_REPLY;
-        answer.admin_reply = &reply;
-        kvist_connection_send(connection, &answer, NULL, 0);
         return;
     }
     struct kvist_pending *pending = pending_create(connection, envelope->id);
