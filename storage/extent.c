@@ -14,9 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PAGE        KVIST_RECORD_PAGE_BYTES
-#define TREE_BYTES  (32U << 10) /* block maps of a file system, beside the blocks */
-#define TENANT_NONE UINT32_MAX
+#define PAGE       KVIST_RECORD_PAGE_BYTES
+#define TREE_BYTES (32U << 10) /* block maps of a file system, beside the blocks */
 
 enum extent_state {
     EXTENT_OPEN,
@@ -46,7 +45,9 @@ struct kvist_extent {
 struct tenant {
     char name[KVIST_TENANT_BYTES_MAX + 1];
     struct kvist_extent *open; /* NULL: none */
-    uint64_t bytes;            /* scratch of kvist_extents_victim() */
+    uint64_t bytes_max;        /* 0: any */
+    uint32_t weight;
+    uint64_t bytes; /* scratch of count_locked() */
 };
 
 struct kvist_extents {
@@ -158,6 +159,7 @@ tenant_locked(struct kvist_extents *extents, const char *name, uint32_t *tenant_
     struct tenant *tenant = &grown[extents->tenant_count];
     memset(tenant, 0, sizeof(*tenant));
     (void)snprintf(tenant->name, sizeof(tenant->name), "%s", name);
+    tenant->weight = 1;
     *tenant_out = extents->tenant_count++;
     return KVIST_OK;
 }
@@ -460,25 +462,81 @@ static bool may_go(const struct kvist_extent *extent)
     return extent->writers == 0 && extent->state != EXTENT_DRAINING;
 }
 
-/* The tenant that has most, of those with something that can go; shares are equal. */
-static uint32_t most_over_locked(struct kvist_extents *extents, uint32_t tenant, uint64_t asked)
+static void count_locked(struct kvist_extents *extents)
 {
-    uint32_t most = TENANT_NONE;
     for (uint32_t index = 0; index < extents->tenant_count; index++) {
-        extents->tenants[index].bytes = index == tenant ? asked : 0;
+        extents->tenants[index].bytes = 0;
     }
     for (uint32_t index = 0; index < extents->extent_count; index++) {
         const struct kvist_extent *extent = extents->extents[index];
         extents->tenants[extent->tenant].bytes += extent->disk_bytes;
     }
+}
+
+static bool is_over(const struct tenant *tenant)
+{
+    return tenant->bytes_max != 0 && tenant->bytes > tenant->bytes_max;
+}
+
+/* The tenant that has most by weight, of those with something that can go. */
+static uint32_t most_locked(const struct kvist_extents *extents, bool over_only)
+{
+    uint32_t most = KVIST_EXTENT_TENANT_NONE;
+    double level_of_most = -1;
     for (uint32_t index = 0; index < extents->extent_count; index++) {
         uint32_t owner = extents->extents[index]->tenant;
-        if (may_go(extents->extents[index]) &&
-            (most == TENANT_NONE || extents->tenants[owner].bytes > extents->tenants[most].bytes)) {
+        const struct tenant *tenant = &extents->tenants[owner];
+        double level = (double)tenant->bytes / tenant->weight;
+        if (may_go(extents->extents[index]) && level > level_of_most &&
+            (!over_only || is_over(tenant))) {
             most = owner;
+            level_of_most = level;
         }
     }
     return most;
+}
+
+static uint32_t owner_locked(struct kvist_extents *extents, uint32_t asking, uint64_t file_bytes)
+{
+    count_locked(extents);
+    if (asking < extents->tenant_count) {
+        extents->tenants[asking].bytes += file_bytes;
+        if (is_over(&extents->tenants[asking])) {
+            return asking;
+        }
+    }
+    return most_locked(extents, false);
+}
+
+void kvist_extents_set_tenant(struct kvist_extents *extents,
+                              uint32_t tenant,
+                              uint64_t bytes_max,
+                              uint32_t weight)
+{
+    lock(extents);
+    extents->tenants[tenant].bytes_max = bytes_max;
+    extents->tenants[tenant].weight = weight;
+    unlock(extents);
+}
+
+uint64_t
+kvist_extents_tenant_bytes(struct kvist_extents *extents, uint32_t tenant, uint64_t *bytes_max_out)
+{
+    lock(extents);
+    count_locked(extents);
+    uint64_t bytes = extents->tenants[tenant].bytes;
+    *bytes_max_out = extents->tenants[tenant].bytes_max;
+    unlock(extents);
+    return bytes;
+}
+
+uint32_t kvist_extents_over(struct kvist_extents *extents)
+{
+    lock(extents);
+    count_locked(extents);
+    uint32_t tenant = most_locked(extents, true);
+    unlock(extents);
+    return tenant;
 }
 
 enum kvist_status kvist_extents_victim(struct kvist_extents *extents,
@@ -496,7 +554,7 @@ enum kvist_status kvist_extents_victim(struct kvist_extents *extents,
         }
     }
     if (victim == NULL && !empty_only) {
-        uint32_t owner = most_over_locked(extents, tenant, file_bytes);
+        uint32_t owner = owner_locked(extents, tenant, file_bytes);
         for (uint32_t index = 0; index < extents->extent_count; index++) {
             const struct kvist_extent *extent = extents->extents[index];
             if (extent->tenant == owner && may_go(extent) && victim_before(extent, victim)) {
@@ -504,13 +562,10 @@ enum kvist_status kvist_extents_victim(struct kvist_extents *extents,
             }
         }
     }
-    uint32_t number = victim != NULL ? victim->number : 0;
+    enum kvist_status status = victim != NULL ? KVIST_OK : KVIST_NOT_FOUND;
+    *number_out = victim != NULL ? victim->number : *number_out;
     unlock(extents);
-    if (number == 0) {
-        return KVIST_NOT_FOUND;
-    }
-    *number_out = number;
-    return KVIST_OK;
+    return status;
 }
 
 enum kvist_status kvist_extents_drain(struct kvist_extents *extents, uint32_t number)

@@ -20,10 +20,11 @@
 
 #include "storage/record.h"
 
-#define KVIST_EXTENT_HIT_BYTES  8192U /* the smallest record, so each has its own hit bit */
-#define KVIST_EXTENTS_MAX       2048U
-#define KVIST_EXTENT_NUMBER_MAX 99999999U
+#define KVIST_EXTENT_HIT_BYTES   8192U /* the smallest record, so each has its own hit bit */
+#define KVIST_EXTENTS_MAX        2048U
+#define KVIST_EXTENT_NUMBER_MAX  99999999U
 #define KVIST_EXTENT_SPARE_BYTES (32U << 20) /* left on a nearly full disk, for the index */
+#define KVIST_EXTENT_TENANT_NONE UINT32_MAX
 
 struct kvist_extents;
 struct kvist_extent;
@@ -59,6 +60,19 @@ void kvist_extents_close(struct kvist_extents **extents);
 KVIST_MUST_USE enum kvist_status
 kvist_extents_tenant(struct kvist_extents *extents, const char *name, uint32_t *tenant_out);
 
+/** Most bytes of a tenant's extents, 0: any; and the weight of its share. */
+void kvist_extents_set_tenant(struct kvist_extents *extents,
+                              uint32_t tenant,
+                              uint64_t bytes_max,
+                              uint32_t weight);
+
+/** Bytes on disk of a tenant's extents, and the most that they may be. */
+uint64_t
+kvist_extents_tenant_bytes(struct kvist_extents *extents, uint32_t tenant, uint64_t *bytes_max_out);
+
+/** A tenant that is over its quota and has something that can go; KVIST_EXTENT_TENANT_NONE. */
+uint32_t kvist_extents_over(struct kvist_extents *extents);
+
 /** Bytes of a new extent that is to hold a record: extent_bytes, or more for a large record. */
 uint64_t kvist_extent_file_bytes(uint64_t extent_bytes, uint64_t record_bytes);
 
@@ -93,9 +107,11 @@ KVIST_MUST_USE enum kvist_status kvist_extents_make(struct kvist_extents *extent
                                                     struct kvist_error *err);
 
 /**
- * Choose the extent that is to go: an empty one, else the oldest of the tenant with most bytes.
+ * Choose the extent that is to go: an empty one, else the oldest of the tenant with most bytes by
+ * weight; or of the one that asks, when its quota leaves no room for what it asks.
  *
- * @param tenant        who asks for file_bytes; they count as its own already
+ * @param tenant        who asks for file_bytes, which count as its own already; or
+ *                      KVIST_EXTENT_TENANT_NONE
  * @param empty_only    only an extent without live blocks
  * @return OK; NOT_FOUND: nothing can go
  */

@@ -192,6 +192,21 @@ KVIST_MUST_USE enum kvist_status kvist_tier_read(struct kvist_tier *tier,
 KVIST_MUST_USE enum kvist_status
 kvist_tier_sync(struct kvist_tier *tier, kvist_tier_done_fn *done, void *ctx);
 
+/**
+ * Limits of a tenant's extents; any number of times. A quota is kept with room for one extent more,
+ * which takes what is carried over: fewer than four extents' worth of it hold little.
+ *
+ * @param bytes_max  on disk; 0: no bound but the tier's
+ * @param weight     of its share when the tier is full; at least 1
+ */
+void kvist_tier_set_tenant(struct kvist_tier *tier,
+                           const char *tenant,
+                           uint64_t bytes_max,
+                           uint32_t weight);
+
+/** Bytes on disk of a tenant's extents. */
+uint64_t kvist_tier_tenant_bytes(struct kvist_tier *tier, const char *tenant);
+
 void kvist_tier_stats(const struct kvist_tier *tier, struct kvist_tier_stats *stats_out);
 
 #endif

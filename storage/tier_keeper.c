@@ -647,17 +647,22 @@ static void keep_waiting(struct kvist_tier *tier, int64_t room, uint64_t retired
     if (file_bytes > tier->file_bytes_max) {
         tier->file_bytes_max = file_bytes;
     }
-    if (room >= (int64_t)file_bytes) {
+    /* Of its quota a tenant keeps room for an extent that takes what is carried over. */
+    uint32_t tenant = request->pool->tenant;
+    uint64_t quota = 0;
+    uint64_t own = kvist_extents_tenant_bytes(tier->extents, tenant, &quota);
+    bool over = quota != 0 && own + 2 * file_bytes > quota;
+    if (room >= (int64_t)file_bytes && !over) {
         keeper->step = KVIST_TIER_STEP_MAKE;
-        keeper->tenant = request->pool->tenant;
+        keeper->tenant = tenant;
         keeper->file_bytes = file_bytes;
         step_submit(keeper);
         return;
     }
-    if (tier->loading || room + (int64_t)retired_bytes >= (int64_t)file_bytes) {
+    if (tier->loading || (!over && room + (int64_t)retired_bytes >= (int64_t)file_bytes)) {
         return; /* room comes when the index is read, or when reads of removed files end */
     }
-    if (!reclaim(tier, request->pool->tenant, file_bytes, false) &&
+    if (!reclaim(tier, tenant, over ? 2 * file_bytes : file_bytes, false) &&
         kvist_workers_pending(tier->workers) == 0) {
         struct kvist_error err;
         (void)kvist_error_set(&err, KVIST_NO_SPACE, 0, "tier", "no extent can be given up");
@@ -715,11 +720,15 @@ void kvist_tier_keep(struct kvist_tier *tier)
     /* Ahead of need: room for the next extent, and for one that takes what is carried over. */
     bool low = room + (int64_t)totals.retired_bytes < 2 * (int64_t)tier->file_bytes_max ||
                totals.extents > KVIST_EXTENTS_MAX - EXTENTS_SPARE;
-    uint32_t tenant = UINT32_MAX;
-    if (low && reclaim(tier, tenant, 0, false)) {
+    const uint32_t nobody = KVIST_EXTENT_TENANT_NONE;
+    if (low && reclaim(tier, nobody, 0, false)) {
         return;
     }
-    if (!tier->load_failed && reclaim(tier, tenant, 0, true)) {
+    uint32_t over = kvist_extents_over(tier->extents); /* its quota was lowered */
+    if (over != nobody && reclaim(tier, over, 0, false)) {
+        return;
+    }
+    if (!tier->load_failed && reclaim(tier, nobody, 0, true)) {
         return;
     }
     if (purge_start(tier)) {

@@ -105,3 +105,21 @@ void kvist_tier_stats(const struct kvist_tier *tier, struct kvist_tier_stats *st
     (void)tier;
     *stats_out = (struct kvist_tier_stats){0};
 }
+
+void kvist_tier_set_tenant(struct kvist_tier *tier,
+                           const char *tenant,
+                           uint64_t bytes_max,
+                           uint32_t weight)
+{
+    (void)tier;
+    (void)tenant;
+    (void)bytes_max;
+    (void)weight;
+}
+
+uint64_t kvist_tier_tenant_bytes(struct kvist_tier *tier, const char *tenant)
+{
+    (void)tier;
+    (void)tenant;
+    return 0;
+}

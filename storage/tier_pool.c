@@ -240,3 +240,25 @@ enum kvist_status kvist_tier_pools_open(struct kvist_tier *tier, struct kvist_er
     free(pools);
     return status;
 }
+
+void kvist_tier_set_tenant(struct kvist_tier *tier,
+                           const char *tenant,
+                           uint64_t bytes_max,
+                           uint32_t weight)
+{
+    KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC && weight > 0);
+    uint32_t index = 0;
+    if (kvist_extents_tenant(tier->extents, tenant, &index) == KVIST_OK) {
+        kvist_extents_set_tenant(tier->extents, index, bytes_max, weight);
+    }
+}
+
+uint64_t kvist_tier_tenant_bytes(struct kvist_tier *tier, const char *tenant)
+{
+    KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
+    uint32_t index = 0;
+    uint64_t bytes_max = 0;
+    return kvist_extents_tenant(tier->extents, tenant, &index) == KVIST_OK
+               ? kvist_extents_tenant_bytes(tier->extents, index, &bytes_max)
+               : 0;
+}

@@ -525,3 +525,23 @@ void kvist_tier_stats(const struct kvist_tier *tier, struct kvist_tier_stats *st
 {
     *stats_out = (struct kvist_tier_stats){.in_flight = tier->request_count};
 }
+
+/* All pools are of one tenant, whose only bound is the disk's. */
+void kvist_tier_set_tenant(struct kvist_tier *tier,
+                           const char *tenant,
+                           uint64_t bytes_max,
+                           uint32_t weight)
+{
+    (void)tier;
+    (void)tenant;
+    (void)bytes_max;
+    (void)weight;
+}
+
+uint64_t kvist_tier_tenant_bytes(struct kvist_tier *tier, const char *tenant)
+{
+    struct kvist_tier_stats stats;
+    (void)tenant;
+    kvist_tier_stats(tier, &stats);
+    return stats.disk_bytes;
+}

@@ -227,6 +227,36 @@ static void the_tenant_with_most_loses(void)
     KVIST_TEST_TRUE(modest_blocks > 250 && greedy_blocks > 250);
 }
 
+/* A quota on disk is kept at every moment, at the cost of its own oldest blocks. */
+static void a_quota_on_disk_is_a_bound(void)
+{
+    const uint64_t quota = 24 * MIB;
+    struct kvist_tier_pool other = kvist_rig_pool(1, 65536, 1);
+    struct kvist_tier_pool bound = kvist_rig_pool(2, 65536, 1);
+    (void)snprintf(bound.tenant, sizeof(bound.tenant), "bound");
+    kvist_rig_start(&rig);
+    kvist_tier_set_tenant(rig.tier, "bound", quota, 1);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &other), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &bound), KVIST_OK);
+    write_range(&other, 0, 100, 65536);
+    for (uint64_t first = 0; first < 1000; first += 2) {
+        write_range(&bound, first, first + 2, 65536);
+        KVIST_TEST_TRUE(kvist_tier_tenant_bytes(rig.tier, "bound") <= quota);
+    }
+    KVIST_TEST_EQUAL(rig.completed_ok, rig.completed);
+    KVIST_TEST_TRUE(kvist_tier_tenant_bytes(rig.tier, "bound") > quota / 2);
+    KVIST_TEST_EQUAL(readable(&other, 0, 100), 100);
+    KVIST_TEST_EQUAL(readable(&bound, 950, 1000), 50);
+    /* A lowered one is taken back without a write. */
+    kvist_tier_set_tenant(rig.tier, "bound", 10 * MIB, 1);
+    for (uint32_t turn = 0; turn < 200; turn++) {
+        KVIST_TEST_EQUAL(readable(&other, 0, 1), 1); /* the tier turns when something is asked */
+    }
+    KVIST_TEST_TRUE(kvist_tier_tenant_bytes(rig.tier, "bound") <= 10 * MIB);
+    KVIST_TEST_TRUE(readable(&bound, 0, 1000) > 0);
+    KVIST_TEST_EQUAL(readable(&other, 0, 100), 100);
+}
+
 /* Many tenants, each with its own open extent: more than the tier has room for. */
 static void more_tenants_than_extents(void)
 {
@@ -299,6 +329,7 @@ int main(void)
         {"blocks in use are carried over", blocks_in_use_are_carried_over},
         {"carrying over is bounded", carrying_over_is_bounded},
         {"the tenant with most loses", the_tenant_with_most_loses},
+        {"a quota on disk is a bound", a_quota_on_disk_is_a_bound},
         {"more tenants than extents", more_tenants_than_extents},
         {"a lowered cap is kept", a_lowered_cap_is_kept},
         {"clearing frees the disk", clearing_frees_the_disk},
