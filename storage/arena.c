@@ -35,6 +35,7 @@ static void free_segment(struct kvist_segment *segment)
     kvist_memfd_unmap(&segment->map, segment->bytes);
     (void)close(segment->fd);
     segment->fd = -1;
+    kvist_tenant_gives_back(segment);
     pool->store->used_bytes -= segment->bytes;
     pool->used_bytes -= segment->bytes;
     pool->segment_count--;
@@ -125,7 +126,7 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
     struct kvist_segment *segment = find_place(pool);
-    if (segment == NULL || store->used_bytes + pool->segment_bytes > store->options.arena_bytes) {
+    if (segment == NULL || kvist_tenant_room(store, pool->tenant, false) < pool->segment_bytes) {
         return KVIST_NO_SPACE;
     }
     if (!has_memory(store, pool->segment_bytes)) {
@@ -159,6 +160,7 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     }
     segment->life = KVIST_LIFE_POPULATING;
     store->used_bytes += segment->bytes;
+    pool->tenant->used_bytes += segment->bytes;
     pool->used_bytes += segment->bytes;
     pool->segment_count++;
     pool->populating_count++;
@@ -184,6 +186,7 @@ void kvist_arena_revoke(struct kvist_store_pool *pool, struct kvist_segment *seg
     kvist_slot_remove_segment(pool, segment);
     pool->draining_count--;
     segment->life = KVIST_LIFE_REVOKED;
+    segment->drain_since_us = pool->store->now_us;
     set_entry(segment, KVIST_SEGMENT_REVOKED);
     pool->store->stats.revokes_total++;
     if (segment->lent_count == 0) {

@@ -3,10 +3,12 @@
  *
  * Role        lease scan, eviction by policy, draining of segments that another pool needs, and the
  *             shares between pools.
- * Shares      a pool that is short of slots takes free memory; else a segment of the pool that has
- *             been idle longest; else one of the largest pool, when that leaves it no smaller than
- *             the pool that gets it (which is max-min with equal weights), or when the pool that
- *             gets it has none; else it evicts its own blocks.
+ * Shares      a pool that is short of slots takes free memory, as far as its tenant may have more
+ *             (tenant.c); else a segment of the tenant that has most, by weight, when that leaves it
+ *             no less than the one that gets it. Within a tenant: of the pool that has been idle
+ *             longest; else of the largest pool, when that leaves it no smaller than the pool that
+ *             gets it (which is max-min with equal weights), or when the pool that gets it has none.
+ *             Else it evicts its own blocks.
  * Source      proto/shm/layout.h, the lease protocol
  */
 #include "storage/internal.h"
@@ -284,11 +286,23 @@ static uint32_t live_segments(const struct kvist_store_pool *pool)
     return kvist_evict_slot_count(pool) / pool->slots_per_segment - pool->draining_count;
 }
 
+static bool may_yield(const struct kvist_store_pool *donor)
+{
+    return donor != NULL && live_segments(donor) > 0 &&
+           donor->store->now_us >= donor->keeps_until_us;
+}
+
 static bool yields_to(const struct kvist_store_pool *donor, const struct kvist_store_pool *pool)
 {
-    if (donor == NULL || donor == pool || live_segments(donor) == 0 ||
-        pool->store->now_us < donor->keeps_until_us) {
+    if (donor == pool || !may_yield(donor)) {
         return false;
+    }
+    if (donor->tenant != pool->tenant) {
+        /* What is idle is its tenant's nevertheless, unless there is nothing in it. */
+        bool is_empty = donor->session_count == 0 && donor->counts[KVIST_SLOT_READY] == 0;
+        return kvist_tenant_fits(pool->tenant, pool->segment_bytes) &&
+               ((is_empty && kvist_tenant_can_spare(donor)) ||
+                kvist_tenant_outweighs(donor, pool));
     }
     if (donor->session_count == 0) {
         return true;
@@ -304,6 +318,9 @@ static bool is_better(const struct kvist_store_pool *donor, const struct kvist_s
 {
     if (best == NULL) {
         return true;
+    }
+    if (donor->tenant != best->tenant) {
+        return kvist_tenant_gives_first(donor->tenant, best->tenant);
     }
     bool donor_idle = donor->session_count == 0;
     bool best_idle = best->session_count == 0;
@@ -322,25 +339,30 @@ static uint64_t ahead_bytes(const struct kvist_store_pool *pool)
     return bytes > pool->segment_bytes && pool->writer_count > 0 ? bytes : pool->segment_bytes;
 }
 
-/* A smaller pool waits for memory: what others gave up for it is not for this one. */
+/* A smaller pool waits for memory, or one of a tenant that has less: what others gave up for it is
+   not for this one. */
 static bool is_outranked(const struct kvist_store_pool *pool)
 {
     const struct kvist_store *store = pool->store;
     for (uint32_t index = 0; index < store->pool_high; index++) {
         const struct kvist_store_pool *other = store->pools[index];
-        if (other != NULL && other != pool && other->hungry &&
-            other->used_bytes + other->segment_bytes <= pool->used_bytes) {
+        if (other == NULL || other == pool || !other->hungry) {
+            continue;
+        }
+        if (other->tenant == pool->tenant
+                ? other->used_bytes + other->segment_bytes <= pool->used_bytes
+                : kvist_tenant_fits(other->tenant, other->segment_bytes) &&
+                      kvist_tenant_outweighs(pool, other)) {
             return true;
         }
     }
     return false;
 }
 
-/* Memory that is free, or will be. */
-static uint64_t bytes_to_come(const struct kvist_store *store)
+/* Memory that the pool may have now, or will. */
+static uint64_t bytes_to_come(const struct kvist_store_pool *pool)
 {
-    uint64_t bytes = store->options.arena_bytes + store->draining_bytes;
-    return bytes > store->used_bytes ? bytes - store->used_bytes : 0;
+    return kvist_tenant_room(pool->store, pool->tenant, true);
 }
 
 static void give_up(struct kvist_store_pool *donor, struct kvist_segment *segment)
@@ -348,12 +370,20 @@ static void give_up(struct kvist_store_pool *donor, struct kvist_segment *segmen
     segment->drain_since_us = donor->store->now_us;
     donor->store->taken_us = donor->store->now_us;
     kvist_slot_set_draining(donor, segment, true);
+    donor->tenant->leaving_bytes += segment->bytes;
+    donor->store->leaving_bytes += segment->bytes;
 }
 
 /* Whether it has segments that hold nothing and that it does without: an idle pool does without all
    of them, another one without what it would not populate ahead. */
-static bool has_spare(const struct kvist_store_pool *donor)
+static bool has_spare(const struct kvist_store_pool *donor, const struct kvist_store_pool *pool)
 {
+    if (donor == NULL || donor == pool ||
+        (donor->tenant != pool->tenant &&
+         !(kvist_tenant_fits(pool->tenant, pool->segment_bytes) &&
+           kvist_tenant_can_spare(donor)))) {
+        return false;
+    }
     uint64_t free_bytes = donor->usable_free * donor->about.slot_bytes;
     if (live_segments(donor) == 0 || donor->usable_free < donor->slots_per_segment) {
         return false;
@@ -369,7 +399,7 @@ static void take_spare(struct kvist_store_pool *pool)
                       (uint64_t)pool->populating_count * pool->slots_per_segment) *
                      pool->about.slot_bytes;
     uint64_t wanted = ahead_bytes(pool);
-    there += bytes_to_come(store);
+    there += bytes_to_come(pool);
     if (there >= wanted || pool->segment_count >= pool->segment_max || is_outranked(pool) ||
         store->now_us < pool->spare_after_us) {
         return;
@@ -377,7 +407,7 @@ static void take_spare(struct kvist_store_pool *pool)
     bool counted = false;
     for (uint32_t index = 0; index < store->pool_high && there < wanted; index++) {
         struct kvist_store_pool *donor = store->pools[index];
-        while (donor != NULL && donor != pool && there < wanted && has_spare(donor)) {
+        while (there < wanted && has_spare(donor, pool)) {
             if (!counted) {
                 (void)kvist_evict_count_leases(store, NULL);
                 counted = true;
@@ -413,13 +443,13 @@ static struct kvist_store_pool *find_donor(const struct kvist_store_pool *pool)
 static bool take_from_others(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
-    uint64_t to_come = bytes_to_come(store);
+    uint64_t to_come = bytes_to_come(pool);
     uint64_t burst = ahead_bytes(pool) / BURST_OF_AHEAD;
     if (pool->segment_count >= pool->segment_max || store->now_us < pool->take_after_us) {
         return false;
     }
     if (to_come >= pool->segment_bytes) {
-        return store->draining_bytes > 0 && store->now_us - store->taken_us < KVIST_KEEPS_US;
+        return store->leaving_bytes > 0 && store->now_us - store->taken_us < KVIST_KEEPS_US;
     }
     struct kvist_store_pool *donor = find_donor(pool);
     if (donor == NULL) {
@@ -442,16 +472,13 @@ static bool take_from_others(struct kvist_store_pool *pool)
     return true;
 }
 
-void kvist_evict_shrink(struct kvist_store *store)
+/* Of one tenant; NULL: of any. */
+static void shrink(struct kvist_store *store, const struct kvist_tenant *tenant)
 {
-    if (store->used_bytes - store->draining_bytes <= store->options.arena_bytes ||
-        store->now_us < store->shrink_after_us) {
-        return;
-    }
     struct kvist_store_pool *best = NULL;
     for (uint32_t index = 0; index < store->pool_high; index++) {
         struct kvist_store_pool *pool = store->pools[index];
-        if (pool != NULL && live_segments(pool) > 0 && store->now_us >= pool->keeps_until_us &&
+        if (may_yield(pool) && (tenant == NULL || pool->tenant == tenant) &&
             is_better(pool, best)) {
             best = pool;
         }
@@ -469,11 +496,25 @@ void kvist_evict_shrink(struct kvist_store *store)
     give_up(best, segment);
 }
 
+void kvist_evict_shrink(struct kvist_store *store)
+{
+    if (store->now_us < store->shrink_after_us) {
+        return;
+    }
+    if (store->used_bytes - store->draining_bytes > store->options.arena_bytes) {
+        shrink(store, NULL);
+    }
+    for (uint32_t index = 0; index < store->tenant_count; index++) {
+        if (kvist_tenant_is_over_quota(&store->tenants[index])) {
+            shrink(store, &store->tenants[index]);
+        }
+    }
+}
+
 bool kvist_evict_has_room(const struct kvist_store_pool *pool)
 {
-    const struct kvist_store *store = pool->store;
     return pool->segment_count < pool->segment_max &&
-           store->used_bytes + pool->segment_bytes <= store->options.arena_bytes &&
+           kvist_tenant_room(pool->store, pool->tenant, false) >= pool->segment_bytes &&
            !is_outranked(pool);
 }
 

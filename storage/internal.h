@@ -9,6 +9,7 @@
  *               grant.c    how many slots a writer is granted, and granting them
  *               block.c    commit, return, clear, inspect
  *               evict.c    lease scan, eviction, shares between pools
+ *               tenant.c   what tenants may have and do have
  *               spill.c    checksums, DRAM -> NVMe
  *               reopen.c   the tier, opened at start or later
  *               save.c     the hot set to NVMe, for operators and at the end
@@ -105,9 +106,20 @@ struct kvist_segment {
     uint32_t free_count;
     uint32_t lent_count; /* processes that may map it */
     uint32_t counts[5];  /* its slots by state, while LIVE or DRAINING */
-    uint64_t drain_since_us;
+    uint64_t drain_since_us; /* or since when it is revoked */
     enum kvist_status populate_status;
     uint64_t keep_number; /* POPULATING: it goes LIVE when so many fds are safe; 0: not so far */
+};
+
+#define KVIST_TENANTS_MAX (KVIST_STORE_TENANTS_MAX + KVIST_POOLS_MAX)
+
+struct kvist_tenant {
+    struct kvist_store_tenant_limits limits;
+    bool is_configured;
+    uint64_t used_bytes;    /* of its pools, as of this turn, and what they took since */
+    uint64_t leaving_bytes; /* of these, on their way out, as of this turn */
+    uint64_t late_bytes;    /* of these, revoked, and not let go of for long */
+    uint64_t refusals_total;
 };
 
 struct kvist_store_pool {
@@ -116,6 +128,7 @@ struct kvist_store_pool {
     uint32_t serial;
     struct kvist_store *store;
     struct kvist_tier_pool about;
+    struct kvist_tenant *tenant;
     struct kvist_map map;
     uint64_t segment_bytes;
     uint32_t slots_per_segment;
@@ -342,6 +355,10 @@ struct kvist_store {
     uint64_t populated_bytes;
     uint64_t taken_us;       /* when a pool last had to give a segment up */
     uint64_t draining_bytes; /* of segments that are on their way out, members or not */
+    uint64_t leaving_bytes;  /* of these, what can be waited for, as of this turn */
+    struct kvist_tenant tenants[KVIST_TENANTS_MAX];
+    uint32_t tenant_count;       /* places in use, some of them by none any more */
+    uint64_t tenant_floor_bytes; /* kept free for each that is configured, until it has that much */
     struct kvist_store_pool *pools[KVIST_POOLS_MAX];
     uint32_t pool_high;
     struct kvist_store_session *sessions[KVIST_SESSIONS_MAX];
@@ -593,6 +610,29 @@ uint64_t kvist_evict_count_leases(struct kvist_store *store, struct kvist_store_
 void kvist_evict_shrink(struct kvist_store *store);
 void kvist_evict_turn(struct kvist_store_pool *pool);
 void kvist_evict_turn_retired(struct kvist_store *store);
+
+/* --- tenant.c -------------------------------------------------------------------------------- */
+
+/* The tenant of a name, made when it is new. */
+struct kvist_tenant *kvist_tenant_find(struct kvist_store *store, const char *name);
+/* Sum up what tenants have. */
+void kvist_tenant_turn(struct kvist_store *store);
+/* A segment goes, before the next turn sums up. */
+void kvist_tenant_gives_back(const struct kvist_segment *segment);
+/* Bytes that the tenant may still take; coming: when all that is on its way out has gone. */
+uint64_t kvist_tenant_room(const struct kvist_store *store,
+                           const struct kvist_tenant *tenant,
+                           bool coming);
+/* Whether its quota lets it have so much more, when what is on its way out has gone. */
+bool kvist_tenant_fits(const struct kvist_tenant *tenant, uint64_t bytes);
+bool kvist_tenant_is_over_quota(const struct kvist_tenant *tenant);
+/* Whose memory goes first: who has most by weight, and lets go of what is revoked. */
+bool kvist_tenant_gives_first(const struct kvist_tenant *tenant, const struct kvist_tenant *other);
+/* Whether the donor's tenant has its floor without a segment of it. */
+bool kvist_tenant_can_spare(const struct kvist_store_pool *donor);
+/* Whether the donor's tenant has no less than the pool's when a segment has changed sides. */
+bool kvist_tenant_outweighs(const struct kvist_store_pool *donor,
+                            const struct kvist_store_pool *pool);
 
 /* --- spill.c --------------------------------------------------------------------------------- */
 

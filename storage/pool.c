@@ -113,12 +113,12 @@ static bool is_idle(const struct kvist_store_pool *pool)
            !is_awaited(pool);
 }
 
-static uint32_t count_of_tenant(const struct kvist_store *store, const char *tenant)
+static uint32_t count_of_tenant(const struct kvist_store *store, const struct kvist_tenant *tenant)
 {
     uint32_t count = 0;
     for (uint32_t index = 0; index < store->pool_high; index++) {
         const struct kvist_store_pool *pool = store->pools[index];
-        count += pool != NULL && strcmp(pool->about.tenant, tenant) == 0;
+        count += pool != NULL && pool->tenant == tenant;
     }
     return count;
 }
@@ -137,7 +137,7 @@ static struct kvist_store_pool *find_idle(const struct kvist_store *store)
         if (pool->map.live == 0 && all_known) {
             return pool;
         }
-        uint32_t count = count_of_tenant(store, pool->about.tenant);
+        uint32_t count = count_of_tenant(store, pool->tenant);
         if (best == NULL || count > best_count ||
             (count == best_count && pool->last_used_us < best->last_used_us)) {
             best = pool;
@@ -215,6 +215,7 @@ static struct kvist_store_pool *make_pool(struct kvist_store *store,
         pool->serial = serial;
         pool->store = store;
         pool->about = *about;
+    pool->tenant = kvist_tenant_find(store, about->tenant);
         pool->ops = kvist_policies[store->options.eviction];
         pool->retired_head = KVIST_SLOT_NONE;
         pool->last_used_us = store->now_us;

@@ -244,6 +244,7 @@ bool kvist_store_turn(struct kvist_store *store, uint64_t now_us)
             kvist_session_drain_touches(store->sessions[index]);
         }
     }
+    kvist_tenant_turn(store);
     kvist_evict_shrink(store);
     turn_pools(store);
     kvist_evict_turn_retired(store);

@@ -102,6 +102,15 @@ struct kvist_kept_fd {
     int fd;
 };
 
+#define KVIST_STORE_TENANTS_MAX 257U /* with limits of their own */
+
+struct kvist_store_tenant_limits {
+    char name[KVIST_TENANT_BYTES_MAX + 1];
+    uint64_t memory_bytes_max; /* of segments; 0: no bound but the arena */
+    uint64_t nvme_bytes_max;   /* of extents on disk; 0: no bound but the tier's */
+    uint32_t weight;           /* of its share between tenants; at least 1 */
+};
+
 enum kvist_admission {
     KVIST_ADMIT_EVICTED, /* spill what is evicted from DRAM, and what is hot at a save */
     KVIST_ADMIT_ALL,     /* write every block behind its commit */
@@ -494,6 +503,36 @@ kvist_store_save(struct kvist_store *store, kvist_store_saved_fn *done, void *ct
 bool kvist_store_tier_is_away(const struct kvist_store *store);
 
 void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out);
+
+/**
+ * Limits of all tenants that are configured; any number of times. What is over a quota that was
+ * lowered is taken back in later turns, as fast as it is let go. A tenant that is not named has no
+ * quota and weight 1. With two named or more, each has a floor that the others leave free for it.
+ *
+ * @param count  at most KVIST_STORE_TENANTS_MAX
+ */
+void kvist_store_set_tenants(struct kvist_store *store,
+                             const struct kvist_store_tenant_limits *limits,
+                             size_t count);
+
+struct kvist_store_tenant_info {
+    struct kvist_store_tenant_limits limits;
+    uint64_t memory_bytes; /* of segments, those being revoked included */
+    uint64_t pools;
+    uint64_t blocks; /* in memory */
+    uint64_t block_bytes;
+    uint64_t nvme_blocks;
+    uint64_t nvme_bytes; /* of extents on disk */
+    uint64_t refusals_total;
+};
+
+/** @param index  0, 1, …; @return false past the last tenant that is configured or has a pool */
+bool kvist_store_tenant_info(struct kvist_store *store,
+                             uint32_t index,
+                             struct kvist_store_tenant_info *info_out);
+
+/** Count that something was refused to a tenant. */
+void kvist_store_tenant_refused(struct kvist_store *store, const char *name);
 
 struct kvist_store_pool_info {
     uint8_t pool_id[KVIST_KEY_BYTES];

@@ -217,7 +217,7 @@ static void a_pool_that_was_left_gives_its_memory(void)
     kvist_test_settle(store);
     KVIST_TEST_EQUAL(info_of(0).segments, 0);
     KVIST_TEST_TRUE(info_of(1).segments >= segments);
-    KVIST_TEST_TRUE(info_of(2).segments > info_of(1).segments);
+    KVIST_TEST_TRUE(info_of(2).segments >= info_of(1).segments); /* both may want it */
     KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
     kvist_test_engine_close(&engine);
     kvist_test_engine_close(&other);
