@@ -11,9 +11,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define NAME_BYTES_MAX 64
-#define NAME_FAR       4U /* edits and sections away from every setting: nothing to propose */
-#define HELP_COLUMNS   96
+#define NAME_BYTES_MAX  64
+#define NAME_FAR        4U /* edits and sections away from every setting: nothing to propose */
+#define HELP_COLUMNS    96
+
+#define DRAM_BYTES_MIN  (1ULL << 20)
+#define NVME_BYTES_MIN  (64ULL << 20)
+#define QUOTA_BYTES_MAX (1ULL << 50)
+#define WEIGHT_MAX      1000
 
 enum config_kind { KIND_TEXT, KIND_SIZE, KIND_COUNT, KIND_MODE, KIND_CHOICE };
 enum config_life { LIFE_LIVE, LIFE_RESTART };
@@ -298,11 +303,8 @@ static enum kvist_status refuse_unknown(const char *section,
         }
     }
     if (least > NAME_FAR) {
-        return refuse(err,
-                      origin,
-                      "there is no setting %.40s.%.40s; see kvistd --help",
-                      section,
-                      name);
+        return refuse(
+            err, origin, "there is no setting %.40s.%.40s; see kvistd --help", section, name);
     }
     return refuse(err,
                   origin,
@@ -319,8 +321,60 @@ static bool tenant_name_is_good(const char *name)
 {
     size_t length = strlen(name);
     return length > 0 && length <= KVIST_TENANT_BYTES_MAX &&
-           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-.") == length &&
-           strcmp(name, KVIST_TENANT_DEFAULT) != 0;
+           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-.") == length;
+}
+
+const struct kvist_tenant_limits *kvist_config_limits(const struct kvist_config *config,
+                                                      const char *tenant)
+{
+    for (size_t index = 0; index < config->limits_count; index++) {
+        if (strcmp(config->limits[index].tenant, tenant) == 0) {
+            return &config->limits[index];
+        }
+    }
+    return NULL;
+}
+
+static bool add_peer(struct kvist_config *config, const char *tenant, bool group, const char *text)
+{
+    uint64_t id = 0;
+    if (!parse_number(text, 10, false, &id) || id >= UINT32_MAX ||
+        config->rule_count == KVIST_CONFIG_RULES_MAX) {
+        return false;
+    }
+    struct kvist_tenant_rule *rule = &config->rules[config->rule_count++];
+    (void)snprintf(rule->tenant, sizeof(rule->tenant), "%s", tenant);
+    rule->group = group;
+    rule->id = (uint32_t)id;
+    return true;
+}
+
+/* One word of a tenant's line. */
+static bool
+take_word(struct kvist_config *config, struct kvist_tenant_limits *limits, const char *word)
+{
+    uint64_t value = 0;
+    size_t span = strcspn(word, ":");
+    const char *text = word + span + (word[span] == ':');
+    bool is_peer = strncmp(word, "uid:", 4) == 0 || strncmp(word, "gid:", 4) == 0;
+    if (is_peer) {
+        return strcmp(limits->tenant, KVIST_TENANT_DEFAULT) != 0 &&
+               add_peer(config, limits->tenant, word[0] == 'g', text);
+    }
+    if (strncmp(word, "dram:", 5) == 0 && parse_number(text, 10, true, &value)) {
+        limits->dram_bytes = value;
+        return value >= DRAM_BYTES_MIN && value <= QUOTA_BYTES_MAX;
+    }
+    if (strncmp(word, "nvme:", 5) == 0 && parse_number(text, 10, true, &value)) {
+        limits->nvme_bytes = value;
+        return value >= NVME_BYTES_MIN && value <= QUOTA_BYTES_MAX;
+    }
+    if (strncmp(word, "weight:", 7) == 0 && parse_number(text, 10, false, &value)) {
+        limits->weight = value <= WEIGHT_MAX ? (uint32_t)value : 0;
+        return limits->weight != 0;
+    }
+    limits->read_only = limits->read_only || strcmp(word, "read-only") == 0;
+    return strcmp(word, "read-only") == 0;
 }
 
 static enum kvist_status set_tenant(struct kvist_config *config,
@@ -332,33 +386,39 @@ static enum kvist_status set_tenant(struct kvist_config *config,
     if (!tenant_name_is_good(name)) {
         return refuse(err,
                       origin,
-                      "tenant \"%.70s\" cannot be; allowed: 1 to %u of a-z 0-9 _ - . and not %s",
+                      "tenant \"%.70s\" cannot be; allowed: 1 to %u of a-z 0-9 _ - .",
                       name,
-                      KVIST_TENANT_BYTES_MAX,
-                      KVIST_TENANT_DEFAULT);
+                      KVIST_TENANT_BYTES_MAX);
+    }
+    const struct kvist_tenant_limits *known = kvist_config_limits(config, name);
+    if (known == NULL && config->limits_count == KVIST_CONFIG_TENANTS_MAX) {
+        return refuse(err, origin, "over %d tenants", KVIST_CONFIG_TENANTS_MAX);
+    }
+    struct kvist_tenant_limits *limits =
+        &config->limits[known != NULL ? (size_t)(known - config->limits) : config->limits_count++];
+    if (known == NULL) {
+        *limits = (struct kvist_tenant_limits){.weight = 1};
+        (void)snprintf(limits->tenant, sizeof(limits->tenant), "%s", name);
     }
     char list[KVIST_CONFIG_LINE_BYTES];
     (void)snprintf(list, sizeof(list), "%s", value);
     char *rest = NULL;
     for (char *word = strtok_r(list, ", \t", &rest); word != NULL;
          word = strtok_r(NULL, ", \t", &rest)) {
-        bool group = strncmp(word, "gid:", 4) == 0;
-        uint64_t id = 0;
-        if ((!group && strncmp(word, "uid:", 4) != 0) || !parse_number(word + 4, 10, false, &id) ||
-            id >= UINT32_MAX) {
-            return refuse(err,
-                          origin,
-                          "tenants.%s: \"%.40s\" is no peer; write uid:NUMBER or gid:NUMBER",
-                          name,
-                          word);
-        }
         if (config->rule_count == KVIST_CONFIG_RULES_MAX) {
             return refuse(err, origin, "over %d peers in [tenants]", KVIST_CONFIG_RULES_MAX);
         }
-        struct kvist_tenant_rule *rule = &config->rules[config->rule_count++];
-        (void)snprintf(rule->tenant, sizeof(rule->tenant), "%s", name);
-        rule->group = group;
-        rule->id = (uint32_t)id;
+        if (!take_word(config, limits, word)) {
+            return refuse(err,
+                          origin,
+                          "tenants.%s: \"%.40s\" cannot be; allowed: uid:NUMBER and gid:NUMBER "
+                          "(not for %s), dram:SIZE from 1M, nvme:SIZE from 64M, weight:1 to %d, "
+                          "read-only",
+                          name,
+                          word,
+                          KVIST_TENANT_DEFAULT,
+                          WEIGHT_MAX);
+        }
     }
     return KVIST_OK;
 }
@@ -647,6 +707,8 @@ void kvist_config_reload(struct kvist_config *config,
     }
     memcpy(config->rules, fresh->rules, sizeof(config->rules));
     config->rule_count = fresh->rule_count;
+    memcpy(config->limits, fresh->limits, sizeof(config->limits));
+    config->limits_count = fresh->limits_count;
 }
 
 /* --- Printing -------------------------------------------------------------------------------- */
@@ -696,11 +758,25 @@ void kvist_config_print_example(FILE *file)
                       row->fallback[0] != '\0' ? " " : "",
                       row->fallback);
     }
-    (void)fputs("\n[tenants]\n"
-                "# Who shares blocks with whom. A peer belongs to the first tenant here that "
-                "names its user or\n# one of its groups, else to the tenant \"default\". Blocks "
-                "are never shared across tenants.\n# Live, for new connections.\n"
-                "#team-a = uid:1000, uid:1001\n#team-b = gid:2000\n",
+    (void)fputs("\n[tenants]\n", file);
+    print_wrapped(file,
+                  "Who shares blocks with whom, and how much of the cache they may have. A peer "
+                  "belongs to the first tenant here that names its user or one of its groups, else "
+                  "to the tenant \"default\". Blocks are never shared across tenants.");
+    print_wrapped(file,
+                  "uid:N, gid:N: who belongs to it. dram:SIZE, nvme:SIZE: most memory for its "
+                  "blocks, most bytes on disk. weight:N: its share beside others, 1 if not said; "
+                  "who is over its share gives way first. read-only: its engines load and do not "
+                  "store, and open their pools so.");
+    print_wrapped(file,
+                  "Memory that engines have mapped, leased or been granted comes back only when "
+                  "they let it go. Each tenant here, and default, can count on a sixteenth of the "
+                  "arena (less beside more than three others); quotas keep more for the rest. "
+                  "Live; who belongs where, and read-only, for new connections.");
+    (void)fputs("#team-a = uid:1000, uid:1001, dram:64G, nvme:1T\n"
+                "#team-b = gid:2000, weight:2\n"
+                "#guests = gid:3000, read-only\n"
+                "#default = dram:8G\n",
                 file);
 }
 

@@ -4,7 +4,7 @@
  * Role        reads the configuration file and the flags, checks every value, prints the example
  *             file. config.def has the rows. Does not look at the machine: see machine.h.
  * File        [section] lines, `name = value` lines, # or ; comments at the start of a line.
- *             [tenants] has free names: `name = uid:1000, gid:2000`.
+ *             [tenants] has free names: `name = uid:1000, gid:2000, dram:64G, read-only`.
  * Units       in the names; SIZE in bytes
  * Ownership   a config is a plain value
  * Limits      KVIST_CONFIG_LINE_BYTES, KVIST_CONFIG_LINES_MAX, KVIST_CONFIG_OVERRIDES_MAX,
@@ -30,6 +30,7 @@
 #define KVIST_CONFIG_FILE_BYTES        (1 << 20)
 #define KVIST_CONFIG_OVERRIDES_MAX     64
 #define KVIST_CONFIG_RULES_MAX         256
+#define KVIST_CONFIG_TENANTS_MAX       128
 #define KVIST_TENANT_DEFAULT           "default"
 
 #define KVIST_CONFIG_TYPE_TEXT(name)   char name[KVIST_CONFIG_TEXT_BYTES]
@@ -45,6 +46,15 @@ struct kvist_tenant_rule {
     uint32_t id;
 };
 
+/* What a line of [tenants] says besides. */
+struct kvist_tenant_limits {
+    char tenant[KVIST_TENANT_BYTES_MAX + 1];
+    uint64_t dram_bytes; /* 0: no quota */
+    uint64_t nvme_bytes; /* 0: no quota */
+    uint32_t weight;
+    bool read_only;
+};
+
 struct kvist_config {
 #define KVIST_CONFIG(section, name, kind, min, max, fallback, choices, live, help)                 \
     KVIST_CONFIG_TYPE_##kind(section##_##name);
@@ -52,6 +62,8 @@ struct kvist_config {
 #undef KVIST_CONFIG
     struct kvist_tenant_rule rules[KVIST_CONFIG_RULES_MAX];
     size_t rule_count;
+    struct kvist_tenant_limits limits[KVIST_CONFIG_TENANTS_MAX];
+    size_t limits_count;
 };
 
 /* A flag's `section.key=value`; goes over the file. */
@@ -89,6 +101,10 @@ const char *kvist_config_tenant(const struct kvist_config *config,
                                 uid_t uid,
                                 const gid_t *groups,
                                 size_t group_count);
+
+/** Limits of a tenant; NULL: no line names it. */
+const struct kvist_tenant_limits *kvist_config_limits(const struct kvist_config *config,
+                                                      const char *tenant);
 
 /** The example file: every setting with its default, explained. */
 void kvist_config_print_example(FILE *file);

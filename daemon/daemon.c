@@ -80,6 +80,27 @@ static void on_setting_differs(void *ctx, const char *section, const char *name)
               name);
 }
 
+static void set_tenants(struct kvist_daemon *daemon)
+{
+    const struct kvist_config *config = &daemon->config;
+    struct kvist_store_tenant_limits limits[KVIST_CONFIG_TENANTS_MAX + 1];
+    size_t count = 0;
+    for (size_t index = 0; index < config->limits_count; index++) {
+        const struct kvist_tenant_limits *from = &config->limits[index];
+        limits[count] = (struct kvist_store_tenant_limits){
+            .memory_bytes_max = from->dram_bytes,
+            .nvme_bytes_max = from->nvme_bytes,
+            .weight = from->weight,
+        };
+        memcpy(limits[count++].name, from->tenant, sizeof(from->tenant));
+    }
+    if (kvist_config_limits(config, KVIST_TENANT_DEFAULT) == NULL) {
+        limits[count++] =
+            (struct kvist_store_tenant_limits){.name = KVIST_TENANT_DEFAULT, .weight = 1};
+    }
+    kvist_store_set_tenants(daemon->store, limits, count);
+}
+
 enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_error *err)
 {
     struct kvist_config *fresh = calloc(1, sizeof(*fresh));
@@ -90,6 +111,7 @@ enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_
     enum kvist_status status = load(&daemon->options, fresh, &address, err);
     if (status == KVIST_OK) {
         kvist_config_reload(&daemon->config, fresh, on_setting_differs, NULL);
+        set_tenants(daemon);
         kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
         daemon->counters.reloads_total++;
         kvist_log(KVIST_LOG_INFO, "configuration reloaded");
@@ -144,6 +166,12 @@ static void on_turn_ended(void *ctx)
 {
     struct kvist_daemon *daemon = ctx;
     (void)event_add(daemon->turn, &at_once);
+}
+
+static void on_refused(void *ctx, const char *tenant)
+{
+    struct kvist_daemon *daemon = ctx;
+    kvist_store_tenant_refused(daemon->store, tenant);
 }
 
 static void on_connection_gone(void *ctx, struct kvist_connection *connection)
@@ -533,6 +561,7 @@ static enum kvist_status start_serving(struct kvist_daemon *daemon, struct kvist
     const struct kvist_server_handler handler = {
         .message = kvist_dispatch_message,
         .turn_ended = on_turn_ended,
+        .refused = on_refused,
         .connection_gone = on_connection_gone,
         .ctx = daemon,
     };
@@ -569,6 +598,9 @@ static enum kvist_status start(struct kvist_daemon *daemon, struct kvist_error *
     enum kvist_status status = open_socket(daemon, err);
     if (status == KVIST_OK) {
         status = open_store(daemon, err);
+    }
+    if (status == KVIST_OK) {
+        set_tenants(daemon);
     }
     if (status == KVIST_OK) {
         status = watch(daemon, err);

@@ -134,10 +134,9 @@ static void on_open_pool(struct kvist_daemon *daemon,
             kvist_shapes_check(daemon->shapes, wanted.pool_id, process->rank, &open->shape, &err);
     }
     if (status == KVIST_OK) {
-        status = kvist_sessions_check_pool(&daemon->sessions,
-                                           connection,
-                                           kvist_store_pool_lookup(daemon->store, wanted.pool_id),
-                                           &err);
+        pool = kvist_store_pool_lookup(daemon->store, wanted.pool_id);
+        status = kvist_sessions_check_pool(
+            &daemon->sessions, connection, pool, open->read_only, &err);
     }
     if (status == KVIST_OK) {
         status = kvist_store_pool_open(daemon->store, &wanted, &pool, &err);

@@ -1,9 +1,12 @@
 #include "daemon/metrics.h"
 
 #include "daemon/logging.h"
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 
 #include <dirent.h>
+#include <stddef.h>
+#include <string.h>
 #include <unistd.h>
 
 #define FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
@@ -119,6 +122,44 @@ void kvist_metrics_health(const struct kvist_metrics *metrics, char text_out[KVI
                    fault != NULL ? fault : "");
 }
 
+static void print_head(const struct kvist_metric_row *row, FILE *file)
+{
+    (void)fprintf(file,
+                  "# HELP kvist_%s %s\n# TYPE kvist_%s %s\n",
+                  row->name,
+                  row->help,
+                  row->name,
+                  row->kind == KVIST_METRIC_COUNTER ? "counter" : "gauge");
+}
+
+/* Rows that have a label. */
+static void print_tenants(struct kvist_store *store, FILE *file)
+{
+    static const struct {
+        struct kvist_metric_row row;
+        size_t offset; /* in struct kvist_store_tenant_info */
+    } rows[] = {
+#define KVIST_TENANT_METRIC(name, kind, unit, help, field)                                         \
+    {{#name, KVIST_METRIC_##kind, unit, help}, offsetof(struct kvist_store_tenant_info, field)},
+#include "daemon/tenants.def"
+#undef KVIST_TENANT_METRIC
+    };
+    for (size_t row = 0; row < KVIST_ARRAY_COUNT(rows); row++) {
+        const struct kvist_metric_row *about = &rows[row].row;
+        struct kvist_store_tenant_info info;
+        print_head(about, file);
+        for (uint32_t index = 0; kvist_store_tenant_info(store, index, &info); index++) {
+            uint64_t value = 0;
+            memcpy(&value, (const char *)&info + rows[row].offset, sizeof(value));
+            (void)fprintf(file,
+                          "kvist_%s{tenant=\"%s\"} %llu\n",
+                          about->name,
+                          info.limits.name,
+                          (unsigned long long)value);
+        }
+    }
+}
+
 void kvist_metrics_print(struct kvist_metrics *metrics, const char *version, FILE *file)
 {
     double values[KVIST_METRIC_COUNT];
@@ -129,14 +170,12 @@ void kvist_metrics_print(struct kvist_metrics *metrics, const char *version, FIL
                   version);
     for (size_t index = 0; index < KVIST_METRIC_COUNT; index++) {
         const struct kvist_metric_row *row = &kvist_metric_rows[index];
+        print_head(row, file);
         (void)fprintf(file,
-                      "# HELP kvist_%s %s\n# TYPE kvist_%s %s\nkvist_%s %.*f\n",
-                      row->name,
-                      row->help,
-                      row->name,
-                      row->kind == KVIST_METRIC_COUNTER ? "counter" : "gauge",
+                      "kvist_%s %.*f\n",
                       row->name,
                       values[index] == (double)(uint64_t)values[index] ? 0 : 6,
                       values[index]);
     }
+    print_tenants(metrics->store, file);
 }

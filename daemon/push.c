@@ -1,5 +1,8 @@
 #include "daemon/daemon.h"
 #include "daemon/dispatch.h"
+#include "proto/shm/memfd.h"
+
+#include <unistd.h>
 
 #define GRANTS_IN_MESSAGE 256U
 
@@ -33,7 +36,15 @@ static void on_segment_lent(void *ctx,
     Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_SEGMENT;
     envelope.segment = &body;
-    push(ctx, process, &envelope, &fd);
+    /* Who may only read is not trusted to do so: it gets an fd that cannot write. */
+    const struct kvist_connection *connection = kvist_store_process_ctx(process);
+    int read_only_fd = -1;
+    if (connection == NULL || !connection->reads_only) {
+        push(ctx, process, &envelope, &fd);
+    } else if (kvist_memfd_reopen_read_only(fd, &read_only_fd, NULL) == KVIST_OK) {
+        push(ctx, process, &envelope, &read_only_fd);
+        (void)close(read_only_fd);
+    }
 }
 
 static void on_map_replaced(

@@ -353,10 +353,11 @@ static void identify(struct kvist_connection *connection)
     connection->uid = peer.uid;
     connection->pid = peer.pid > 0 ? peer.pid : 0;
     connection->is_operator = peer.uid == 0 || peer.uid == geteuid();
-    (void)snprintf(connection->tenant,
-                   sizeof(connection->tenant),
-                   "%s",
-                   kvist_config_tenant(connection->server->config, peer.uid, groups, group_count));
+    const struct kvist_config *config = connection->server->config;
+    const char *tenant = kvist_config_tenant(config, peer.uid, groups, group_count);
+    (void)snprintf(connection->tenant, sizeof(connection->tenant), "%s", tenant);
+    const struct kvist_tenant_limits *limits = kvist_config_limits(config, tenant);
+    connection->reads_only = limits != NULL && limits->read_only;
 }
 
 /* A peer that was identified. Frees it when it fails. */

@@ -64,6 +64,7 @@ struct kvist_connection {
     char tenant[KVIST_TENANT_BYTES_MAX + 1];
     /* The dispatcher's. */
     bool is_operator; /* root, or kvistd's own user */
+    bool reads_only;  /* its tenant may not store */
     bool is_tool;
     struct kvist_process *process; /* NULL: none, or a tool */
     struct kvist_pending *pending; /* requests whose reply comes later */
@@ -77,6 +78,8 @@ struct kvist_server_handler {
                     const Kvist__Wire__Envelope *envelope);
     /* A connection's turn has ended, in which it sent messages. */
     void (*turn_ended)(void *ctx);
+    /* A peer of this tenant was refused something that it has its share of. */
+    void (*refused)(void *ctx, const char *tenant);
     /* It is about to be freed: forget it. */
     void (*connection_gone)(void *ctx, struct kvist_connection *connection);
     void *ctx;

@@ -385,8 +385,18 @@ static bool take_back(struct kvist_session *session,
 enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *sessions,
                                             struct kvist_connection *connection,
                                             const struct kvist_store_pool *pool,
+                                            bool read_only,
                                             struct kvist_error *err)
 {
+    if (connection->reads_only && !read_only) {
+        return kvist_error_set(err,
+                               KVIST_DENIED,
+                               0,
+                               "open_pool",
+                               "tenant %s may only read (read-only in [tenants] of kvistd's "
+                               "configuration): open the pool read-only",
+                               connection->tenant);
+    }
     bool open[KVIST_POOLS_MAX] = {false};
     bool own[KVIST_POOLS_MAX] = {false};
     for (const struct kvist_session *at = sessions->first; at != NULL; at = at->next) {

@@ -68,14 +68,16 @@ KVIST_MUST_USE enum kvist_status kvist_sessions_adopt(struct kvist_sessions *ses
                                                       struct kvist_error *err);
 
 /**
- * Whether a peer may have a pool open that nobody has open now.
+ * Whether a peer may open a pool.
  *
  * @param pool  NULL: there is none yet
- * @return OK, also for a pool that somebody has open; BUSY: it has its share of them
+ * @return OK; BUSY: nobody has it open, and the peer has its share of pools; DENIED: its tenant may
+ *         only read
  */
 KVIST_MUST_USE enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *sessions,
                                                            struct kvist_connection *connection,
                                                            const struct kvist_store_pool *pool,
+                                                           bool read_only,
                                                            struct kvist_error *err);
 
 /** The connection is gone; its process, if it has one, stays. */

@@ -29,6 +29,7 @@ enum kvist_status kvist_share_check(struct kvist_connection *connection,
     }
     struct kvist_counters *counters = connection->server->counters;
     counters->share_refusals_total++;
+    connection->server->handler.refused(connection->server->handler.ctx, connection->tenant);
     counters->share_refused_us = kvist_clock_now_us();
     (void)snprintf(counters->share_refused,
                    sizeof(counters->share_refused),

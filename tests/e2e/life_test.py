@@ -223,10 +223,11 @@ class Pages(harness.Case):
                 float(word[1])
                 self.assertEqual(kinds[name] == "counter", name.endswith("_total"), name)
         self.assertGreater(len(kinds), 70)
-        with open(os.path.join(harness.SOURCE, "daemon", "metrics.def"),
-                  encoding="utf-8") as file:
-            rows = [line.split("(")[1].split(",")[0] for line in file
-                    if line.startswith("KVIST_METRIC(")]
+        rows = []
+        for name in ("metrics.def", "tenants.def"):
+            with open(os.path.join(harness.SOURCE, "daemon", name), encoding="utf-8") as file:
+                rows += [line.split("(")[1].split(",")[0] for line in file
+                         if line.startswith(("KVIST_METRIC(", "KVIST_TENANT_METRIC("))]
         self.assertEqual(sorted(["kvist_" + row for row in rows] + ["kvist_build_info"]),
                          sorted(kinds))
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Several users and tenants on one kvistd: none takes what is the others'."""
 import json
+import mmap
 import os
+import signal
 import traceback
 import unittest
 
@@ -155,16 +157,108 @@ class Shares(Case):
             with wire.Engine(daemon.socket, os.urandom(16)) as engine:
                 for index in range(100):
                     engine.put(bytes([index]) * 32, b"x" * 65536)
-                return engine.stat()[0]["commits_total"]
+                metrics, _ = engine.stat()
+                return metrics["commits_total"] + metrics["commits_duplicate_total"]
 
         hoarder = self.user(self.A, lambda: self.pools_until_refused(daemon, 256))
         self.assertEqual(hoarder.answer[0], 120)
         self.assertIn("tenant a has 120 of kvistd's 256 pools", hoarder.answer[1])
         self.assertEqual(self.ask(self.B, lambda: self.pools_until_refused(daemon, 256))[0], 60)
+        self.assertEqual(self.ask(self.B, store), 100)
         hoarder.close()
         # What it leaves behind is nobody's: the next ones get the places and the memory.
         wire.until(lambda: daemon.metric("sessions") == 0, "the hoarder is gone")
-        self.assertEqual(self.ask(self.B, store), 100)
+        self.assertEqual(self.ask(self.B, store), 200)
+
+
+class Limits(Case):
+    def start_with(self, limits, *flags, **options):
+        """A daemon with a configuration file, whose lines of tenants can be changed."""
+        self.write(limits)
+        return harness.Case.start(self, "--set", "daemon.socket_mode=0666", *flags, **options)
+
+    def write(self, limits):
+        daemon = os.path.join(self.directory, "k.sock")
+        with open(os.path.join(self.directory, "kvistd.conf"), "w", encoding="utf-8") as file:
+            file.write(f"[daemon]\nsocket = {daemon}\n[tenants]\na = uid:{self.A} {limits}\n"
+                       f"b = uid:{self.B}\n")
+
+    def labelled(self, daemon, name, tenant):
+        for line in daemon.get("/metrics")[1].splitlines():
+            if line.startswith(f'kvist_{name}{{tenant="{tenant}"}} '):
+                return int(line.split()[1])
+        raise AssertionError(f"no metric {name} of {tenant}")
+
+    def flood(self, daemon, count, first=0):
+        with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+            for index in range(first, first + count):
+                engine.put(index.to_bytes(32, "little"), b"x" * 65536)
+            return engine.stat()[0]["commits_total"]
+
+    def test_a_quota_of_memory_is_a_bound(self):
+        daemon = self.start_with("dram:12M", arena="64M")
+        self.assertEqual(self.ask(self.B, lambda: self.flood(daemon, 100)), 100)
+        self.ask(self.A, lambda: self.flood(daemon, 600))
+        self.assertLessEqual(self.labelled(daemon, "tenant_memory_bytes", "a"), 12 << 20)
+        self.assertEqual(self.labelled(daemon, "tenant_memory_bytes_max", "a"), 12 << 20)
+        self.assertGreater(self.labelled(daemon, "tenant_blocks", "a"), 40)
+        self.assertEqual(self.labelled(daemon, "tenant_blocks", "b"), 100)
+        self.write("dram:3M")
+        self.reload(daemon)
+        wire.until(lambda: self.labelled(daemon, "tenant_memory_bytes", "a") <= 3 << 20,
+                   "what is over the quota goes")
+        self.assertEqual(self.labelled(daemon, "tenant_blocks", "b"), 100)
+
+    def test_a_flood_leaves_the_others_theirs(self):
+        daemon = self.start_with("weight:2", arena="64M")
+        self.assertEqual(self.ask(self.B, lambda: self.flood(daemon, 200)), 200)
+        self.ask(self.A, lambda: self.flood(daemon, 1500))
+        self.assertEqual(self.labelled(daemon, "tenant_blocks", "b"), 200)
+        self.assertGreater(self.labelled(daemon, "tenant_blocks", "a"), 300)
+
+    @harness.needs_nvme
+    def test_a_quota_on_disk_is_a_bound(self):
+        daemon = self.start_with("nvme:64M, dram:8M", "--nvme", f"{self.directory}/nvme",
+                                 "--nvme-bytes", "256M", arena="64M")
+        self.ask(self.B, lambda: self.flood(daemon, 300))
+        self.ask(self.A, lambda: self.flood(daemon, 2500))
+        self.assertLessEqual(self.labelled(daemon, "tenant_nvme_bytes", "a"), 64 << 20)
+        self.assertGreater(self.labelled(daemon, "tenant_nvme_bytes", "a"), 16 << 20)
+        blocks = [self.labelled(daemon, f"tenant_{kind}", "b") for kind in ("blocks", "nvme_blocks")]
+        self.assertGreaterEqual(sum(blocks), 300)
+
+    def test_who_may_only_read_cannot_write(self):
+        daemon = self.start_with("")
+        self.assertEqual(self.ask(self.A, lambda: self.flood(daemon, 4)), 4)
+        self.write("read-only")
+        self.reload(daemon)
+
+        def read():
+            with wire.Peer(daemon.socket) as peer:
+                peer.hello(wire.ENGINE, os.urandom(16), 0, 1).close()
+                refused = peer.request(wire.OPEN_POOL, {1: {1: "model", 2: "test"}, 2: 65536})
+                reply = peer.request(wire.OPEN_POOL, {1: {1: "model", 2: "test"}, 2: 65536, 4: 1})
+                fds = reply.fds + peer.pushed(wire.SEGMENT).fds
+                for fd in fds:
+                    with self.assertRaises(PermissionError):
+                        mmap.mmap(fd, 4096)
+                    with self.assertRaises(PermissionError):
+                        os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+                    with self.assertRaises(PermissionError):
+                        os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+                    mmap.mmap(fd, 4096, access=mmap.ACCESS_READ).close()
+                    os.close(fd)
+                return refused.number(1), refused.text(2), len(fds)
+
+        status, text, count = self.ask(self.A, read)
+        self.assertEqual((status, count), (wire.DENIED, 2))
+        self.assertIn("tenant a may only read", text)
+        self.assertEqual(self.ask(self.B, lambda: self.flood(daemon, 4, 100)), 8)
+
+    def reload(self, daemon):
+        before = daemon.metric("reloads_total")
+        daemon.process.send_signal(signal.SIGHUP)
+        wire.until(lambda: daemon.metric("reloads_total") > before, "it is reloaded")
 
 
 class Operators(Case):

@@ -204,6 +204,36 @@ static void random_bytes_never_harm(void)
     }
 }
 
+static void tenants_have_limits(void)
+{
+    KVIST_TEST_STATUS(load("[tenants]\na = uid:10, dram:64G, nvme:1T, weight:3\n"
+                           "b = gid:20 read-only\ndefault = dram:1M\nb = uid:9, nvme:64M\n"),
+                      KVIST_OK);
+    const struct kvist_tenant_limits *a = kvist_config_limits(&config, "a");
+    const struct kvist_tenant_limits *b = kvist_config_limits(&config, "b");
+    const struct kvist_tenant_limits *rest = kvist_config_limits(&config, KVIST_TENANT_DEFAULT);
+    KVIST_TEST_FATAL(a != NULL && b != NULL && rest != NULL);
+    KVIST_TEST_TRUE(kvist_config_limits(&config, "c") == NULL);
+    KVIST_TEST_EQUAL(a->dram_bytes, 64ULL << 30);
+    KVIST_TEST_EQUAL(a->nvme_bytes, 1ULL << 40);
+    KVIST_TEST_EQUAL(a->weight, 3);
+    KVIST_TEST_TRUE(!a->read_only);
+    KVIST_TEST_TRUE(b->read_only);
+    KVIST_TEST_EQUAL(b->nvme_bytes, 64ULL << 20); /* lines of one tenant add up */
+    KVIST_TEST_EQUAL(b->dram_bytes, 0);
+    KVIST_TEST_EQUAL(rest->dram_bytes, 1ULL << 20);
+    KVIST_TEST_EQUAL(rest->weight, 1);
+    static const char *const bad[] = {
+        "dram:", "dram:1K", "dram:2048T", "nvme:63M", "nvme:x", "weight:0", "weight:1001",
+        "weight:1M", "readonly", "read-only:1", "dram",
+    };
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
+        char text[128];
+        (void)snprintf(text, sizeof(text), "[tenants]\na = uid:1, %s\n", bad[index]);
+        KVIST_TEST_STATUS(load(text), KVIST_INVALID);
+    }
+}
+
 static void tenants_go_by_user_and_group(void)
 {
     KVIST_TEST_STATUS(load("[tenants]\na = uid:10, uid:11\nb = gid:20\nc=uid:12,gid:21\n"),
@@ -278,6 +308,7 @@ int main(void)
         {"bytes that are no text are refused", bytes_that_are_no_text_are_refused},
         {"random bytes never harm", random_bytes_never_harm},
         {"tenants go by user and group", tenants_go_by_user_and_group},
+        {"tenants have limits", tenants_have_limits},
         {"a reload takes what is live", a_reload_takes_what_is_live},
         {"sizes are written as people do", sizes_are_written_as_people_do},
         {"the example is a configuration", the_example_is_a_configuration},
