@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -36,6 +37,18 @@ struct kvist_record_header {
 };
 
 _Static_assert(sizeof(struct kvist_record_header) == PAGE, "one page");
+
+void *kvist_record_memory(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    page = page > PAGE ? page : PAGE;
+    bytes = (bytes + page - 1) / page * page;
+    void *memory = aligned_alloc(page, bytes);
+    if (memory != NULL) {
+        (void)madvise(memory, bytes, MADV_DONTDUMP); /* stays so when it is freed: no harm */
+    }
+    return memory;
+}
 
 /* A record as a scatter list: header page, whole pages of the block, its last bytes in a page. */
 struct record_parts {

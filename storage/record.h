@@ -24,6 +24,9 @@ struct kvist_tier_record {
     uint64_t offset; /* of the record header in block.extent */
 };
 
+/** Memory for pieces of blocks, of whole pages, kept out of core dumps; for free(). NULL: none. */
+void *kvist_record_memory(size_t bytes);
+
 /** Bytes that a block takes in an extent. */
 uint64_t kvist_record_bytes(uint64_t block_bytes);
 

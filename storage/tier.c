@@ -454,7 +454,7 @@ static enum kvist_status requests_make(struct kvist_tier *tier, struct kvist_err
     uint32_t count = tier->depth_max + CONTROL_REQUESTS;
     size_t pages_bytes = (size_t)KVIST_RECORD_PAGES * KVIST_RECORD_PAGE_BYTES;
     tier->requests = calloc(count, sizeof(tier->requests[0]));
-    tier->request_pages = aligned_alloc(KVIST_RECORD_PAGE_BYTES, count * pages_bytes);
+    tier->request_pages = kvist_record_memory(count * pages_bytes);
     if (tier->requests == NULL || tier->request_pages == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for %u requests", count);
     }

@@ -33,7 +33,7 @@ enum kvist_status kvist_tier_keeper_create(struct kvist_tier *tier,
     struct kvist_tier_keeper *keeper = calloc(1, sizeof(*keeper));
     size_t pages_bytes = (size_t)KVIST_RECORD_PAGES * KVIST_RECORD_PAGE_BYTES;
     if (keeper == NULL ||
-        (keeper->pages = aligned_alloc(KVIST_RECORD_PAGE_BYTES, pages_bytes)) == NULL) {
+        (keeper->pages = kvist_record_memory(pages_bytes)) == NULL) {
         free(keeper);
         return KVIST_NO_MEMORY;
     }
@@ -208,7 +208,7 @@ static bool buffer_fit(struct kvist_tier_keeper *keeper, uint64_t block_bytes)
     }
     free(keeper->buffer);
     keeper->buffer_bytes = 0;
-    keeper->buffer = aligned_alloc(KVIST_RECORD_PAGE_BYTES, bytes);
+    keeper->buffer = kvist_record_memory(bytes);
     if (keeper->buffer != NULL) {
         keeper->buffer_bytes = bytes;
     }
