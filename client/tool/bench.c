@@ -1,5 +1,6 @@
 /* kvist bench: put, get, probe and lease, beside the machine's memcpy from the same run. */
 #include "client/tool/bench_daemon.h"
+#include "client/tool/bench_engine.h"
 #include "client/tool/bench_run.h"
 #include "client/tool/tool.h"
 #include "proto/base/check.h"
@@ -220,37 +221,6 @@ static void print_head(const struct plan *plan)
 
 /* --- Run ----------------------------------------------------------------------------------- */
 
-/* A figure of the daemon's, for how much it evicted. */
-static uint64_t ask_metric(const struct kvist_tool *tool, const char *socket_path, const char *name)
-{
-    uint64_t value = 0;
-    struct kvist_request *request = NULL;
-    Kvist__Wire__Envelope *reply = NULL;
-    Kvist__Wire__Stat stat;
-    Kvist__Wire__Envelope envelope;
-    kvist__wire__stat__init(&stat);
-    kvist__wire__envelope__init(&envelope);
-    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_STAT;
-    envelope.stat = &stat;
-    if (kvist_request_open(socket_path, tool->timeout_us, &request, NULL) == KVIST_OK &&
-        kvist_request_call(request,
-                           &envelope,
-                           KVIST__WIRE__ENVELOPE__BODY_STAT_REPLY,
-                           tool->timeout_us,
-                           &reply,
-                           NULL) == KVIST_OK) {
-        for (size_t index = 0; index < reply->stat_reply->n_metrics; index++) {
-            const Kvist__Wire__Metric *metric = reply->stat_reply->metrics[index];
-            if (strcmp(metric->name, name) == 0 && metric->value > 0) {
-                value = (uint64_t)metric->value;
-            }
-        }
-    }
-    kvist_message_free(&reply);
-    kvist_request_close(&request);
-    return value;
-}
-
 /* Measure one size, with a daemon of its own where none was named. */
 static enum kvist_status run_size(const struct kvist_tool *tool,
                                   const struct plan *plan,
@@ -273,13 +243,16 @@ static enum kvist_status run_size(const struct kvist_tool *tool,
         status = kvist_bench_daemon_start(plan->daemon_path, options.arena_bytes, &daemon, err);
         options.socket_path = daemon.socket_path;
     } else if (plan->arena_bytes == 0) {
-        uint64_t arena_bytes = ask_metric(tool, options.socket_path, "arena_bytes");
+        uint64_t arena_bytes =
+            kvist_bench_metric(options.socket_path, tool->timeout_us, "arena_bytes");
         options.arena_bytes = arena_bytes != 0 ? arena_bytes : options.arena_bytes;
     }
     if (status == KVIST_OK) {
-        uint64_t before = ask_metric(tool, options.socket_path, "evictions_total");
+        uint64_t before =
+            kvist_bench_metric(options.socket_path, tool->timeout_us, "evictions_total");
         status = kvist_bench_run(&options, result, err);
-        *evictions_out = ask_metric(tool, options.socket_path, "evictions_total") - before;
+        *evictions_out =
+            kvist_bench_metric(options.socket_path, tool->timeout_us, "evictions_total") - before;
     }
     kvist_bench_daemon_stop(&daemon);
     return status;
