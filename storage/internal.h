@@ -80,7 +80,7 @@ struct kvist_slot {
     uint32_t entry;       /* in the index, when READY or LOADING and published there */
     uint32_t epoch;       /* of the pool when it left FREE */
     uint16_t ticket;      /* GRANTED */
-    uint16_t session;     /* GRANTED: index of the session */
+    uint16_t session;     /* index of the session: GRANTED to, or HELD for */
     uint8_t pins;         /* worker jobs and tier requests that use its bytes */
     uint8_t flags;        /* enum kvist_slot_flag */
 };

@@ -65,7 +65,9 @@ static bool hold(struct kvist_load *load)
     if (attachment_of(load) == NULL || store->hold_tail - store->hold_head == KVIST_HOLDS_MAX) {
         return false;
     }
-    load->pool->slots[load->slot].flags |= KVIST_FLAG_HELD;
+    struct kvist_slot *info = &load->pool->slots[load->slot];
+    info->flags |= KVIST_FLAG_HELD;
+    info->session = (uint16_t)load->session_index;
     store->holds[store->hold_tail++ % KVIST_HOLDS_MAX] = (struct kvist_hold){
         .name = kvist_slot_name_of(load->pool, load->slot),
         .until_us = store->now_us + store->options.hold_us,
@@ -271,15 +273,17 @@ void kvist_promote_forget_loads(struct kvist_store *store, const struct kvist_st
 
 /* --- Prefetch -------------------------------------------------------------------------------- */
 
-static bool is_leased(const struct kvist_store_pool *pool, uint32_t slot)
+/* Its session leases it, or has leased and released it: every lease comes with a touch. */
+static bool has_served(const struct kvist_store_pool *pool, uint32_t slot)
 {
-    return ((pool->leased_seen[slot / 8] >> (slot % 8)) & 1) != 0;
+    return ((pool->leased_seen[slot / 8] >> (slot % 8)) & 1) != 0 ||
+           (pool->slots[slot].flags & KVIST_FLAG_HELD) == 0;
 }
 
-/* A hold has served once its session has leased the block. */
 static void end_leased_holds(struct kvist_store_session *session, uint32_t ordinal)
 {
     struct kvist_store *store = session->store;
+    kvist_session_drain_touches(session);
     (void)kvist_evict_count_leases(store, session);
     for (uint32_t at = store->hold_head; at != store->hold_tail; at++) {
         struct kvist_hold *held = &store->holds[at % KVIST_HOLDS_MAX];
@@ -287,7 +291,7 @@ static void end_leased_holds(struct kvist_store_session *session, uint32_t ordin
             continue;
         }
         const struct kvist_store_pool *pool = kvist_slot_resolve(store, &held->name);
-        if (pool == NULL || is_leased(pool, held->name.slot)) {
+        if (pool == NULL || has_served(pool, held->name.slot)) {
             end_hold(store, held);
         }
     }

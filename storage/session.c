@@ -623,6 +623,10 @@ void kvist_session_drain_touches(struct kvist_store_session *session)
         struct kvist_store_pool *pool = kvist_session_pool(session, (ref >> 32) - 1);
         if (pool != NULL && slot < pool->slot_max &&
             kvist_slot_state_of(pool, slot) == KVIST_SLOT_READY) {
+            struct kvist_slot *info = &pool->slots[slot];
+            if ((info->flags & KVIST_FLAG_HELD) != 0 && info->session == session->index) {
+                info->flags &= (uint8_t)~KVIST_FLAG_HELD; /* what it waited for has come */
+            }
             pool->ops->touch(pool->policy, slot);
             store->stats.touches_total++;
         }

@@ -113,11 +113,9 @@ static void prefetch(uint64_t first, uint64_t count)
         kvist_test_key(first + index, keys[index]);
     }
     uint32_t before = engine->pools[0].promoted;
-    KVIST_TEST_STATUS(kvist_store_prefetch(engine->session,
-                                           0,
-                                           (const uint8_t(*)[KVIST_KEY_BYTES])keys,
-                                           count),
-                      KVIST_OK);
+    KVIST_TEST_STATUS(
+        kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, count),
+        KVIST_OK);
     for (unsigned round = 0; engine->pools[0].promoted - before < count && round < 100; round++) {
         kvist_test_settle(store);
     }
@@ -288,8 +286,7 @@ static void a_promotion_that_a_clear_overtakes_is_dropped(void)
         kvist_test_key(index, keys[index]);
     }
     KVIST_TEST_STATUS(
-        kvist_store_prefetch(
-            engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 600),
+        kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 600),
         KVIST_OK);
     kvist_test_advance(store, 1); /* submits them */
     KVIST_TEST_TRUE(stats_now().slots_loading > 0);
@@ -455,6 +452,24 @@ static void promotions_are_bounded(void)
     KVIST_TEST_TRUE(stats_now().promotes_total > stats.promotes_total);
 }
 
+/* An engine that reads fast has released its leases before anyone looks for them. */
+static void blocks_that_were_leased_are_no_longer_held(void)
+{
+    put_range(0, BLOCKS);
+    for (uint64_t first = 0; first < 800; first += 50) {
+        uint64_t before = stats_now().promote_refused_total;
+        prefetch(first, 50);
+        KVIST_TEST_EQUAL(stats_now().promote_refused_total, before);
+        for (uint64_t number = first; number < first + 50; number++) {
+            if (kvist_test_engine_lease(engine, 0, number, 1) != NULL) {
+                uint32_t slot = kvist_test_engine_slot_of(engine, 0, number);
+                kvist_test_engine_touch(engine, kvist_slot_ref(0, slot));
+                kvist_test_engine_release(engine, 1);
+            }
+        }
+    }
+}
+
 static void promoted_blocks_are_held_until_they_are_leased(void)
 {
     put_range(0, BLOCKS);
@@ -476,8 +491,7 @@ static void a_session_that_goes_leaves_nothing_behind(void)
         kvist_test_key(index, keys[index]);
     }
     KVIST_TEST_STATUS(
-        kvist_store_prefetch(
-            engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 60),
+        kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 60),
         KVIST_OK);
     kvist_test_advance(store, 1);
     kvist_test_engine_close(&engine);
@@ -493,8 +507,8 @@ static void a_session_that_goes_leaves_nothing_behind(void)
     read_range(0, 60);
 }
 
-/* What was promoted, or is on its way, for a pool that a session has left is not counted against the
-   next one at its ordinal. */
+/* What was promoted, or is on its way, for a pool that a session has left is not counted against
+   the next one at its ordinal. */
 static void an_ordinal_s_next_pool_owes_nothing(void)
 {
     static uint8_t keys[60][KVIST_KEY_BYTES];
@@ -550,6 +564,7 @@ int main(void)
          a_suspect_that_is_corrupt_comes_back_from_nvme},
         {"idle pools make place", idle_pools_make_place},
         {"promotions are bounded", promotions_are_bounded},
+        {"blocks that were leased are no longer held", blocks_that_were_leased_are_no_longer_held},
         {"promoted blocks are held until they are leased",
          promoted_blocks_are_held_until_they_are_leased},
         {"a session that goes leaves nothing behind", a_session_that_goes_leaves_nothing_behind},
