@@ -8,7 +8,9 @@
  *             sees the uses that it missed, and not only those that its own choices left to see.
  *             That gives the rate of reuse at each age, and from there the Gittins index: over all
  *             times that a block could be kept from now, the best ratio of expected hits to
- *             expected room and time. The lowest index goes first.
+ *             expected room and time. The lowest index goes first; but what was used in this epoch,
+ *             or a quarter of one ago, goes last, whatever was learned: it may just be on its way
+ *             to whoever waits for it.
  *             Before anything was seen the rate falls with age, and less the more uses there were:
  *             it begins as an LRU of what was used once, then of what was used more.
  *             As it knows when each block was used last, evicted or not, it also knows which uses
@@ -40,6 +42,7 @@
 #define PRIOR_REUSES       4.0     /* what is assumed weighs as much as so many reuses */
 #define PRIOR_RATE         0.1     /* an epoch, at an age of one; it falls as age grows */
 #define PRIOR_AGE_AT_START 4.0
+#define NEW_STAYS          1e9   /* more than any index */
 #define TURN_FADE          0.985 /* an epoch: hits are compared over about 67 */
 #define TURN_MARGIN        0.01  /* of all uses: what an LRU must be better by */
 #define TURN_EPOCHS_MIN    64U   /* that its order is used then; */
@@ -188,6 +191,12 @@ static void write_order(struct kvist_policy *policy, const struct rank *ranks)
     }
 }
 
+/* What is left of an epoch when the one before is new no longer. */
+static uint32_t new_until(const struct kvist_policy *policy)
+{
+    return policy->epoch_uses - policy->epoch_uses / 4;
+}
+
 static void rank_lists(struct kvist_policy *policy)
 {
     struct rank ranks[CLASSES * AGES];
@@ -195,11 +204,13 @@ static void rank_lists(struct kvist_policy *policy)
     for (uint32_t age = 0; age < AGES; age++) {
         rates[age] = PRIOR_RATE / (age_starts[age] + age_width(age) / 2 + PRIOR_AGE_AT_START);
     }
+    uint32_t stay = policy->epoch_left > new_until(policy) ? 2 : 1;
     uint32_t count = 0;
     for (uint32_t class = 0; class < CLASSES; class ++) {
         estimate(&policy->classes[class], rates);
         for (uint32_t left = AGES; left > 0; left--) {
             struct rank rank = {index_of(rates, left - 1), class, left - 1};
+            rank.index += left <= stay ? NEW_STAYS : 0;
             uint32_t at = count++;
             for (; at > 0 && ranks[at - 1].index > rank.index; at--) {
                 ranks[at] = ranks[at - 1];
@@ -321,6 +332,8 @@ static void count_use(struct kvist_policy *policy)
 {
     if (--policy->epoch_left == 0) {
         next_epoch(policy);
+    } else if (policy->epoch_left == new_until(policy) && !policy->by_lru) {
+        rank_lists(policy);
     }
 }
 

@@ -176,6 +176,32 @@ static void a_ghost_that_returns_stays(void)
     }
 }
 
+/* Whoever waits for a block that was just committed gets to see it, even where nothing that was
+   stored has ever been used. */
+static void what_is_new_is_no_victim(void)
+{
+    enum { MANY = 4096 };
+    static uint64_t tags[MANY];
+    static uint64_t since[MANY];
+    for (uint32_t index = 0; index < KVIST_EVICTIONS; index++) {
+        struct kvist_policy *policy = NULL;
+        uint64_t youngest = UINT64_MAX;
+        KVIST_TEST_FATAL(kvist_policies[index]->create(MANY, &policy) == KVIST_OK);
+        for (uint32_t slot = 0; slot < MANY; slot++) {
+            tags[slot] = slot;
+            since[slot] = slot;
+            kvist_policies[index]->insert(policy, slot, slot);
+        }
+        for (uint64_t tag = MANY; tag < 20 * MANY; tag++) {
+            uint32_t slot = replace(kvist_policies[index], policy, tags, tag);
+            youngest = tag - since[slot] < youngest ? tag - since[slot] : youngest;
+            since[slot] = tag;
+        }
+        KVIST_TEST_TRUE(youngest >= MANY / 32);
+        kvist_policies[index]->destroy(&policy);
+    }
+}
+
 /* Uses of blocks 0..count-1 in turn, `rounds` times. @return hits of the last round */
 static uint32_t run_loop(const struct kvist_policy_ops *ops, uint32_t count, uint32_t rounds)
 {
@@ -272,6 +298,7 @@ int main(void)
         {"every slot is met once", every_slot_is_met_once},
         {"new blocks keep their order", new_blocks_keep_their_order},
         {"what was used outlives what was not", what_was_used_outlives_what_was_not},
+        {"what is new is no victim", what_is_new_is_no_victim},
         {"a ghost that returns stays", a_ghost_that_returns_stays},
         {"reuse keeps a part of a loop", reuse_keeps_a_part_of_a_loop},
         {"the oldest ghost is displaced", the_oldest_ghost_is_displaced},
