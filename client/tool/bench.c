@@ -139,6 +139,22 @@ static struct spread spread_of(const double *values, uint32_t count)
     };
 }
 
+/* What the medians were made of: figures of one run belong together. */
+static void json_runs(struct kvist_json *json,
+                      const struct plan *plan,
+                      const struct kvist_bench_result *result)
+{
+    kvist_json_object(json, "runs");
+    for (size_t figure = 0; figure < KVIST_BENCH_FIGURES; figure++) {
+        kvist_json_array(json, figure_rows[figure].name);
+        for (uint32_t run = 0; run < plan->run_count; run++) {
+            kvist_json_real(json, NULL, result->figures[figure][run]);
+        }
+        kvist_json_close(json);
+    }
+    kvist_json_close(json);
+}
+
 static void json_result(struct kvist_json *json,
                         const struct plan *plan,
                         const struct kvist_bench_result *result,
@@ -154,6 +170,7 @@ static void json_result(struct kvist_json *json,
         kvist_json_real(json, "max", spread.max);
         kvist_json_close(json);
     }
+    json_runs(json, plan, result);
     kvist_json_number(json, "blocks_put", result->blocks_put);
     kvist_json_number(json, "blocks_got", result->blocks_got);
     kvist_json_number(json, "get_misses", result->get_misses);

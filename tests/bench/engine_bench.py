@@ -53,8 +53,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+def spread(values: list[float]) -> dict:
+    return {
+        "median": statistics.median(values), "min": min(values), "max": max(values), "runs": values,
+    }
 
 
 class Copier:

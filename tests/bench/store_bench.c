@@ -1,6 +1,6 @@
 /*
  * store_bench - what the loop thread pays: commits, evictions under many leases, a turn, start-up
- * with many keys on NVMe. Prints one line a figure; no thresholds.
+ * with many keys on NVMe. CPU time. Prints one `row=NAME key=value` line a figure; no thresholds.
  */
 #include "proto/base/clock.h"
 #include "storage/internal.h"
@@ -56,11 +56,11 @@ static void measure_commits(struct kvist_store *store, struct kvist_test_engine 
         commit_ns += middle - start;
         turn_ns += cpu_ns() - middle;
     }
-    (void)printf("commits 1000 in batches of %u: %llu us of commits, %llu us of turns (with "
-                 "evictions)\n",
-                 BATCH,
-                 (unsigned long long)(commit_ns * 1000 / done / 1000),
-                 (unsigned long long)(turn_ns * 1000 / done / 1000));
+    (void)printf("row=loop_commits figure=%.3f commits=%.3f turns=%.3f batch=%u\n",
+                 (double)(commit_ns + turn_ns) / 1e3 / (double)done,
+                 (double)commit_ns / 1e3 / (double)done,
+                 (double)turn_ns / 1e3 / (double)done,
+                 BATCH);
 }
 
 static void lease_pages(struct kvist_test_engine **engines, uint32_t leases)
@@ -95,12 +95,12 @@ static void measure_evictions(struct kvist_store *store,
     }
     uint64_t ns = cpu_ns() - start;
     kvist_store_stats(store, &after);
-    (void)printf("evictions %llu, %u sessions of %u leases, %u a scan: %llu us\n",
-                 (unsigned long long)(after.evictions_total - before.evictions_total),
-                 SESSIONS,
+    (void)printf("row=loop_evictions_%u_%u figure=%.3f evicted=%llu sessions=%u\n",
                  leases,
                  batch,
-                 (unsigned long long)(ns / 1000));
+                 (double)ns / 1e3 / (double)gone,
+                 (unsigned long long)(after.evictions_total - before.evictions_total),
+                 SESSIONS);
 }
 
 static void measure_loading(struct kvist_store *store)
@@ -126,11 +126,9 @@ static void measure_loading(struct kvist_store *store)
         longest_ns = ns > longest_ns ? ns : longest_ns;
     }
     const struct kvist_store_pool *pool = kvist_store_pool_lookup(store, about.pool_id);
-    (void)printf("load %llu keys: %llu ms, longest batch of %d %llu us (with growth), map %llu "
-                 "bytes a key\n",
+    (void)printf("row=loop_load figure=%.1f keys=%llu longest_us=%llu map_bytes_a_key=%llu\n",
+                 (double)(cpu_ns() - start) / 1e6,
                  (unsigned long long)pool->nvme_blocks,
-                 (unsigned long long)((cpu_ns() - start) / 1000000),
-                 AT_ONCE,
                  (unsigned long long)(longest_ns / 1000),
                  (unsigned long long)(pool->map.capacity * 64ULL / pool->nvme_blocks));
 }
@@ -163,9 +161,9 @@ int main(void)
     for (unsigned turn = 0; turn < 1000; turn++) {
         kvist_test_advance(store, 0);
     }
-    (void)printf("turn with nothing to do, %u sessions: %llu ns\n",
-                 SESSIONS,
-                 (unsigned long long)(cpu_ns() - start) / 1000);
+    (void)printf("row=loop_turn figure=%.3f sessions=%u\n",
+                 (double)(cpu_ns() - start) / 1e3 / 1000,
+                 SESSIONS);
     measure_loading(store);
     for (uint32_t index = 0; index < SESSIONS; index++) {
         kvist_test_engine_close(&engines[index]);
