@@ -16,12 +16,15 @@ struct chain_link {
     uint32_t next;  /* of the same place in the table, + 1 */
 };
 
-static uint32_t link_of(const struct chain_link *links,
-                        const uint32_t *table,
-                        uint32_t mask,
-                        uint64_t tag)
+static uint32_t place_of(uint64_t tag, uint32_t mask)
 {
-    uint32_t at = table[(uint32_t)(tag * 0x9e3779b97f4a7c15ULL >> 32) & mask];
+    return (uint32_t)(tag * 0x9e3779b97f4a7c15ULL >> 32) & mask;
+}
+
+static uint32_t
+link_of(const struct chain_link *links, const uint32_t *table, uint32_t mask, uint64_t tag)
+{
+    uint32_t at = table[place_of(tag, mask)];
     while (at != 0 && links[at - 1].tag != tag) {
         at = links[at - 1].next;
     }
@@ -30,13 +33,12 @@ static uint32_t link_of(const struct chain_link *links,
 
 /* Depth of every block below its root, or below the first ancestor that is not in DRAM. A circle of
    parents, which nobody but a faulty engine makes, is cut where it is met. */
-static uint32_t measure_depths(struct chain_link *links,
-                               uint32_t count,
-                               const uint32_t *table,
-                               uint32_t mask,
-                               uint32_t *path)
+static void measure_depths(struct chain_link *links,
+                           uint32_t count,
+                           const uint32_t *table,
+                           uint32_t mask,
+                           uint32_t *path)
 {
-    uint32_t deepest = 0;
     for (uint32_t index = 0; index < count; index++) {
         uint32_t length = 0;
         uint32_t at = index + 1;
@@ -51,10 +53,7 @@ static uint32_t measure_depths(struct chain_link *links,
         while (length > 0) {
             links[path[--length]].depth = ++depth;
         }
-        deepest = depth > deepest ? depth : deepest;
-        deepest = links[index].depth > deepest ? links[index].depth : deepest;
     }
-    return deepest;
 }
 
 static int deeper_first(const void *one, const void *other)
@@ -91,18 +90,18 @@ enum kvist_status kvist_adopt_order(struct kvist_store_pool *pool)
         }
         struct kvist_entry_copy entry;
         kvist_map_read(&pool->map, pool->slots[slot].entry, &entry);
-        uint32_t *place =
-            &table[(uint32_t)(entry.key[0] * 0x9e3779b97f4a7c15ULL >> 32) & mask];
+        uint32_t *place = &table[place_of(entry.key[0], mask)];
         links[filled] = (struct chain_link){
             .tag = entry.key[0], .parent_tag = entry.parent_tag, .slot = slot, .next = *place};
         *place = ++filled;
     }
-    (void)measure_depths(links, count, table, mask, path);
+    measure_depths(links, count, table, mask, path);
     qsort(links, count, sizeof(links[0]), deeper_first);
     for (uint32_t index = 0; index < count; index++) {
         pool->ops->insert(pool->policy, links[index].slot, links[index].tag);
-        const struct kvist_slot_entry *entry = &pool->map.slots[links[index].slot];
-        if ((atomic_load_explicit(&entry->flags, memory_order_relaxed) & KVIST_SLOT_CHECKSUMMED) == 0) {
+        uint32_t flags = atomic_load_explicit(&pool->map.slots[links[index].slot].flags,
+                                              memory_order_relaxed);
+        if ((flags & KVIST_SLOT_CHECKSUMMED) == 0) {
             kvist_spill_queue_sum(pool, links[index].slot);
         }
     }

@@ -63,7 +63,6 @@
 #define KVIST_MAPPED_CHECK_US   10000U
 #define KVIST_POPULATE_RETRY_US 1000000U
 #define KVIST_AVAILABLE_SPARE_BYTES (256ULL << 20) /* left to others while memory is short */
-#define KVIST_SESSION_NONE      UINT16_MAX
 
 enum kvist_slot_flag {
     KVIST_FLAG_LEASED = 1,  /* seen by the scan that runs now */
@@ -398,9 +397,9 @@ struct kvist_store {
 
 /* Take over what options.kept holds, or let it go; then there is a roster. */
 KVIST_MUST_USE enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err);
-/* The tier has told of an adopted pool. */
 /* Have the policy know all READY slots of a pool, which it does not yet. */
 KVIST_MUST_USE enum kvist_status kvist_adopt_order(struct kvist_store_pool *pool);
+/* The tier has told of an adopted pool. */
 void kvist_adopt_settle(struct kvist_store_pool *pool, const struct kvist_tier_pool *about);
 
 /* --- store.c --------------------------------------------------------------------------------- */
@@ -454,10 +453,10 @@ static inline void kvist_slot_unpin(struct kvist_store_pool *pool, uint32_t slot
     pool->pin_count--;
 }
 
-/* A live segment's slots become FREE; or cease to be, when all of them are. */
 /* Count a slot of a segment that is being adopted; info->entry and its grant are set. READY: the
    policy is told later. */
 void kvist_slot_adopt(struct kvist_store_pool *pool, uint32_t slot, enum kvist_slot_state state);
+/* A live segment's slots become FREE; or cease to be, when all of them are. */
 void kvist_slot_add_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
 void kvist_slot_remove_segment(struct kvist_store_pool *pool, struct kvist_segment *segment);
 /* What is FREE in it no longer counts as usable, or does again. */
@@ -507,7 +506,7 @@ void kvist_arena_unlend(struct kvist_store_pool *pool, struct kvist_segment *seg
 /* Some fds more are safe: segments that waited for it become LIVE. */
 void kvist_arena_kept(struct kvist_store_pool *pool);
 /* Take over segment `index` of an adopted pool: LIVE or REVOKED, as its map says. Maps it, and
-   touches none of it. fd: taken over on OK. Its slots are counted by kvist_slot_adopt_segment(). */
+   touches none of it. fd: taken over on OK. Its slots are counted by kvist_slot_adopt(). */
 KVIST_MUST_USE enum kvist_status
 kvist_arena_adopt(struct kvist_store_pool *pool, uint32_t index, uint32_t serial, int fd);
 /* At close: every segment of the pool, whoever has it mapped. */
