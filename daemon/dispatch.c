@@ -24,14 +24,6 @@ fail(struct kvist_connection *connection, uint64_t id, enum kvist_status status,
     }
 }
 
-static void fail_with(struct kvist_connection *connection,
-                      uint64_t id,
-                      enum kvist_status status,
-                      const struct kvist_error *err)
-{
-    fail(connection, id, status, err->text[0] != '\0' ? err->text : kvist_status_text(status));
-}
-
 static ProtobufCBinaryData bytes_of(const void *data, size_t length)
 {
     union { /* protobuf-c takes what it only reads as not const */
@@ -97,7 +89,7 @@ static void on_hello(struct kvist_daemon *daemon,
         struct kvist_error err = KVIST_ERROR_INIT;
         enum kvist_status status = kvist_sessions_join(&daemon->sessions, connection, hello, &err);
         if (status != KVIST_OK) {
-            fail_with(connection, envelope->id, status, &err);
+            fail(connection, envelope->id, status, err.text);
             return;
         }
         const struct kvist_store_session *session = connection->process->session->store;
@@ -145,7 +137,7 @@ static void on_open_pool(struct kvist_daemon *daemon,
         status = kvist_store_attach(process->store, pool, open->read_only, &ordinal, &err);
     }
     if (status != KVIST_OK) {
-        fail_with(connection, envelope->id, status, &err);
+        fail(connection, envelope->id, status, err.text);
         return;
     }
     Kvist__Wire__PoolReply reply = KVIST__WIRE__POOL_REPLY__INIT;
@@ -254,8 +246,7 @@ void kvist_dispatch_forget(struct kvist_connection *connection)
     connection->pending = NULL;
 }
 
-static struct kvist_pending *
-pending_create(struct kvist_connection *connection, uint64_t id)
+static struct kvist_pending *pending_create(struct kvist_connection *connection, uint64_t id)
 {
     if (connection->pending_count >= KVIST_PENDING_MAX) {
         fail(connection, id, KVIST_BUSY, "too many requests of this connection are not done yet");
@@ -523,6 +514,7 @@ static uint32_t list_pools(struct kvist_daemon *daemon,
     size_t count = 0;
     struct kvist_store_pool_info info;
     uint32_t index = offset;
+    kvist_store_count_leases(daemon->store);
     for (; kvist_store_pool_info(daemon->store, index, &info); index++) {
         if (!may_see(connection, info.tenant)) {
             continue;
@@ -650,6 +642,7 @@ static void on_inspect(struct kvist_daemon *daemon,
     }
     size_t count = 0;
     struct kvist_store_pool_info info;
+    kvist_store_count_leases(daemon->store);
     for (uint32_t index = 0; kvist_store_pool_info(daemon->store, index, &info); index++) {
         struct kvist_store_pool *pool = kvist_store_pool_lookup(daemon->store, info.pool_id);
         struct kvist_store_block_info block;

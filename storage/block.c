@@ -262,7 +262,6 @@ enum kvist_status kvist_store_inspect(struct kvist_store_pool *pool,
     };
     if (info.in_dram) {
         const struct kvist_slot_entry *slot = &pool->map.slots[entry.slot];
-        (void)kvist_evict_count_leases(pool->store, NULL);
         info.leased = (pool->leased_seen[entry.slot / 8] >> (entry.slot % 8)) & 1;
         info.block_bytes = kvist_slot_block_bytes(pool, entry.slot);
         info.checksummed = (atomic_load_explicit(&slot->flags, memory_order_relaxed) &

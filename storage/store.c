@@ -271,10 +271,16 @@ static void add_pool(const struct kvist_store_pool *pool, struct kvist_store_sta
     stats->map_bytes += pool->map.bytes;
 }
 
-void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out)
+void kvist_store_count_leases(struct kvist_store *store)
 {
     KVIST_CHECK(store->magic == STORE_MAGIC);
     (void)kvist_evict_count_leases(store, NULL);
+}
+
+void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    kvist_store_count_leases(store);
     struct kvist_store_stats stats = store->stats;
     stats.arena_bytes = store->options.arena_bytes;
     stats.adopted_blocks = store->adoption.blocks;
@@ -313,7 +319,6 @@ bool kvist_store_pool_info(struct kvist_store *store,
         if (pool == NULL || index-- > 0) {
             continue;
         }
-        (void)kvist_evict_count_leases(store, NULL);
         struct kvist_store_pool_info info = {
             .tenant = pool->about.tenant,
             .description = pool->about.description,

@@ -502,6 +502,10 @@ kvist_store_save(struct kvist_store *store, kvist_store_saved_fn *done, void *ct
 /** Whether a tier is wanted, and could not be opened yet. */
 bool kvist_store_tier_is_away(const struct kvist_store *store);
 
+/** Look at all leases of all sessions, for what says how many there are. Cost: O(leases). */
+void kvist_store_count_leases(struct kvist_store *store);
+
+/** Counts leases. */
 void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stats_out);
 
 /**
@@ -545,7 +549,7 @@ struct kvist_store_pool_info {
     uint64_t slots_free;
     uint64_t slots_granted;
     uint64_t slots_ready;
-    uint64_t slots_leased;
+    uint64_t slots_leased; /* as of kvist_store_count_leases() */
     uint64_t nvme_blocks;
     uint64_t block_bytes_ready;
 };
@@ -567,7 +571,7 @@ struct kvist_store_block_info {
     bool in_dram;
     bool on_nvme;
     bool checksummed;
-    bool leased;
+    bool leased;          /* as of kvist_store_count_leases() */
     uint64_t block_bytes; /* 0 when on NVMe alone */
     uint64_t generation;
     uint64_t parent_tag;

@@ -103,6 +103,9 @@ static void a_block_lives(void)
     KVIST_TEST_EQUAL(info.block_bytes, SLOT_BYTES);
     kvist_test_engine_release(reader, 0);
     KVIST_TEST_STATUS(kvist_store_inspect(pool, key, &info), KVIST_OK);
+    KVIST_TEST_TRUE(info.leased); /* leases are looked at once, and not for each answer */
+    kvist_store_count_leases(store);
+    KVIST_TEST_STATUS(kvist_store_inspect(pool, key, &info), KVIST_OK);
     KVIST_TEST_TRUE(!info.leased);
     kvist_test_key(8, key);
     KVIST_TEST_STATUS(kvist_store_inspect(pool, key, &info), KVIST_NOT_FOUND);
@@ -340,6 +343,8 @@ static void clearing_waits_for_leases_and_stales_grants(void)
     KVIST_TEST_EQUAL(info.slots_leased, 1);
 
     kvist_test_engine_release(engine, 9);
+    KVIST_TEST_FATAL(kvist_store_pool_info(store, 0, &info));
+    KVIST_TEST_EQUAL(info.slots_leased, 1); /* as of the last count */
     kvist_test_advance(store, 100000);
     KVIST_TEST_EQUAL(stats_now().slots_retired, 0);
     KVIST_TEST_EQUAL(stats_now().commits_stale_total, 8);
