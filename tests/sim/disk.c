@@ -13,8 +13,8 @@
 #define BLOCKS_MAX   512U
 #define REQUESTS_MAX 16U
 #define NOTES_MAX    4096U
-#define EXTENTS_MAX  4U
-#define CARRY_PART   10U /* percent of an extent that goes */
+#define EXTENTS_MAX  3U
+#define CARRY_PART   30U /* percent of an extent that goes */
 
 enum what { PUT, WRITE, READ, SYNC };
 
@@ -139,6 +139,11 @@ static void remove_record(struct record *record)
     *record = (struct record){.bytes = NULL};
 }
 
+bool kvist_sim_disk_has(const uint8_t *pool_id, const uint8_t *key)
+{
+    return find_record(pool_id, key) != NULL;
+}
+
 static bool is_current(const struct record *record)
 {
     const struct known_pool *pool = find_pool(record->block.pool_id);
@@ -179,6 +184,11 @@ static void deliver(struct kvist_tier *tier, const struct note *note)
     const struct kvist_tier_events *events = &tier->options.events;
     void *ctx = tier->options.ctx;
     const struct record *record = find_record(note->block.pool_id, note->block.key);
+    static const char *const names[] = {"done", "pool", "block", "loaded", "dropped", "moved"};
+    kvist_sim_trace("  disk: %s extent %u status %s",
+                    names[note->kind],
+                    note->block.extent,
+                    kvist_status_name(note->status));
     switch (note->kind) {
     case DONE:
         note->done(note->ctx, note->status, &note->block);
@@ -355,7 +365,7 @@ bool kvist_sim_disk_step(void)
     if (tier == NULL) {
         return false;
     }
-    if (kvist_sim_chance(3)) {
+    if (kvist_sim_chance(5)) {
         next_extent(tier);
     }
     if (kvist_sim_chance(disk.faults)) {

@@ -413,6 +413,31 @@ void kvist_sim_engine_disconnect(struct kvist_sim_engine *mine, uint32_t member)
     kvist_store_process_set_ctx(mine->engine->members[member].process, NULL);
 }
 
+void kvist_sim_engine_lose(struct kvist_sim_engine *mine)
+{
+    for (uint32_t member = 0; member < mine->engine->member_count; member++) {
+        while (next(mine, member, kvist_sim_chance(50))) {
+        }
+        mine->connected[member] = false;
+    }
+    if (kvist_sim_chance(50)) {
+        give_back_orders(mine);
+    }
+}
+
+void kvist_sim_engine_adopt(struct kvist_sim_engine *mine, struct kvist_store *store)
+{
+    KVIST_SIM_REQUIRE(kvist_test_engine_can_adopt(mine->engine, store));
+    kvist_test_engine_adopt(mine->engine, store);
+    memset(mine->connected, true, sizeof(mine->connected));
+}
+
+void kvist_sim_engine_abandon(struct kvist_sim_engine *mine)
+{
+    kvist_test_engine_abandon(&mine->engine);
+    memset(mine, 0, sizeof(*mine));
+}
+
 void kvist_sim_engine_reconnect(struct kvist_sim_engine *mine, uint32_t member)
 {
     kvist_store_process_set_ctx(mine->engine->members[member].process,

@@ -25,7 +25,9 @@ struct note {
 };
 
 static struct {
-    uint32_t generation[KVIST_SIM_POOLS];
+    uint32_t generation[KVIST_SIM_POOLS]; /* now */
+    uint32_t floor[KVIST_SIM_POOLS];      /* what is older may not be shown */
+    uint32_t durable[KVIST_SIM_POOLS];    /* the floor that outlives everything */
     struct version *versions;
     uint64_t count;
     uint64_t room;
@@ -45,9 +47,22 @@ void kvist_sim_model_fini(void)
     model.versions = NULL;
 }
 
-void kvist_sim_model_clear(uint32_t pool)
+uint32_t kvist_sim_model_clear(uint32_t pool)
 {
-    model.generation[pool]++;
+    model.floor[pool] = ++model.generation[pool];
+    return model.floor[pool];
+}
+
+void kvist_sim_model_cleared(uint32_t pool, uint32_t generation)
+{
+    if (generation > model.durable[pool]) {
+        model.durable[pool] = generation;
+    }
+}
+
+void kvist_sim_model_forget_memory(void)
+{
+    memcpy(model.floor, model.durable, sizeof(model.floor));
 }
 
 static struct note *note_of(uint64_t reservation)
@@ -69,7 +84,7 @@ void kvist_sim_model_granted(uint32_t pool, uint64_t reservation)
 
 bool kvist_sim_model_is_stale(uint32_t pool, uint64_t reservation)
 {
-    return note_of(reservation)->generation != model.generation[pool];
+    return note_of(reservation)->generation < model.floor[pool];
 }
 
 void kvist_sim_model_take(uint64_t reservation)
@@ -88,8 +103,7 @@ bool kvist_sim_model_any_key(uint32_t pool, uint64_t *key_out)
     for (uint32_t left = 8; left > 0 && model.count > 1; left--) {
         const struct version *known =
             &model.versions[1 + kvist_sim_below((uint32_t)model.count - 1)];
-        if (known->pool == pool && known->committed &&
-            known->generation == model.generation[pool]) {
+        if (known->pool == pool && known->committed) {
             *key_out = known->key;
             return true;
         }
@@ -116,7 +130,7 @@ uint64_t kvist_sim_model_version(uint32_t pool, uint64_t key, uint64_t bytes, ui
 void kvist_sim_model_committed(uint64_t version)
 {
     const struct version *known = &model.versions[version];
-    KVIST_SIM_REQUIRE(known->generation == model.generation[known->pool]);
+    KVIST_SIM_REQUIRE(known->generation >= model.floor[known->pool]);
     model.versions[version].committed = true;
 }
 
@@ -148,7 +162,7 @@ uint64_t kvist_sim_model_check(uint32_t pool, uint64_t key, const void *bytes, u
     KVIST_SIM_REQUIRE(known->pool == pool);
     KVIST_SIM_REQUIRE(known->key == key);
     KVIST_SIM_REQUIRE(known->committed);
-    KVIST_SIM_REQUIRE(known->generation == model.generation[pool]);
+    KVIST_SIM_REQUIRE(known->generation >= model.floor[pool]);
     KVIST_SIM_REQUIRE(known->bytes == length);
     kvist_sim_model_check_same(bytes, version);
     model.hits++;
@@ -158,4 +172,19 @@ uint64_t kvist_sim_model_check(uint32_t pool, uint64_t key, const void *bytes, u
 uint64_t kvist_sim_model_hits(void)
 {
     return model.hits;
+}
+
+void kvist_sim_model_check_copies(struct kvist_store *store)
+{
+    for (uint64_t version = 1; version < model.count; version++) {
+        uint8_t pool_id[KVIST_KEY_BYTES] = {(uint8_t)model.versions[version].pool,
+                                            [KVIST_KEY_BYTES - 1] = 0xaa};
+        uint8_t key[KVIST_KEY_BYTES];
+        struct kvist_store_block_info info;
+        kvist_test_key(model.versions[version].key, key);
+        struct kvist_store_pool *pool = kvist_store_pool_lookup(store, pool_id);
+        if (pool != NULL && kvist_store_inspect(pool, key, &info) == KVIST_OK && info.on_nvme) {
+            KVIST_SIM_REQUIRE(kvist_sim_disk_has(pool_id, key));
+        }
+    }
 }

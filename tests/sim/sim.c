@@ -1,27 +1,17 @@
 /*
- * sim - run worlds, one a seed, and see that nothing breaks that must hold.
+ * sim - the operations of a world, and one seed from its beginning to its end.
  *
- *   sim [--seed N] [--first N] [--seeds N] [--steps N] [--jobs N] [--kept FILE] [--verbose]
- *
- *   --seed N     one seed, with a trace
- *   --first N, --seeds N   so many, from N on
- *   --steps N    operations of a seed
- *   --jobs N     processes to share them out among
- *   --kept FILE  seeds that failed once, one a line, `#` begins a comment: these come first
- *
- * A seed that fails prints itself. After every operation: kvist_store_check(), what is leased is as
- * it was, no bound is exceeded. At the end of a seed all goes home: nothing is granted, leased,
- * retired or loading, no fd is left.
+ * Role        after every operation what is leased is as it was; kvist_store_check() holds, and no
+ *             bound is exceeded. At the end all goes home: nothing is granted, leased, retired or
+ *             loading, no fd is left.
  */
 #include "tests/sim/sim.h"
 
 #include "proto/base/fault.h"
+#include "storage/internal.h"
+#include "tests/support/vault.h"
 
 #include <dirent.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define ARENA_BYTES  (16ULL << 20)
@@ -34,39 +24,36 @@
 #define HOME_ROUNDS  40U
 #define PATIENCE     100U
 
-/* Of all seeds, by all processes. */
-struct totals {
-    _Atomic uint64_t seeds;
-    _Atomic uint64_t commits;
-    _Atomic uint64_t evictions;
-    _Atomic uint64_t kept_leased; /* found leased by a scan */
-    _Atomic uint64_t spills;
-    _Atomic uint64_t promotions;
-    _Atomic uint64_t revokes;
-    _Atomic uint64_t clears;
-    _Atomic uint64_t maps;   /* replaced */
-    _Atomic uint64_t hits;   /* leases */
-    _Atomic uint64_t faults; /* calls that failed because of us */
-};
-static struct totals *totals;
-
 static const uint64_t slot_bytes[KVIST_SIM_POOLS] = {128ULL << 10, 256ULL << 10, 4096, 1ULL << 20};
 
 static struct {
     struct kvist_store *store;
     struct kvist_tier_options tier;
     struct kvist_store_options options;
+    struct kvist_test_vault vault;
+    bool has_vault;
     bool has_tier;
     bool bulky; /* much of what happens is to the pool of many slots */
     uint32_t fault_percent;
     uint32_t clears_asked;
     uint32_t clears_done;
     bool saving;
-    uint64_t seed;
-    uint32_t steps;
-    const char *operation;
-    volatile uint32_t step;
 } sim;
+
+struct kvist_sim_run kvist_sim_run;
+
+static void count_store(void)
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(sim.store, &stats);
+    kvist_sim_run.totals->commits += stats.commits_total;
+    kvist_sim_run.totals->evictions += stats.evictions_total;
+    kvist_sim_run.totals->kept_leased += stats.evictions_leased_total;
+    kvist_sim_run.totals->spills += stats.spills_total;
+    kvist_sim_run.totals->promotions += stats.promotes_total;
+    kvist_sim_run.totals->revokes += stats.revokes_total;
+    kvist_sim_run.totals->clears += stats.clears_total;
+}
 
 /* --- Whom and what --------------------------------------------------------------------------- */
 
@@ -124,7 +111,10 @@ static void turn(void)
     }
     (void)kvist_store_turn(sim.store, kvist_sim_now_us());
     (void)kvist_fault_disarm();
-    totals->faults += fails;
+    kvist_sim_run.totals->faults += fails;
+    if (sim.has_vault && kvist_sim_chance(60)) {
+        kvist_store_kept(sim.store, sim.store->keep_count); /* what was handed over is safe now */
+    }
 }
 
 /* --- Operations ------------------------------------------------------------------------------ */
@@ -383,20 +373,14 @@ static void op_spoil(void)
 
 static void cleared(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
 {
-    (void)ctx;
-    (void)status;
+    uint32_t *of = ctx;
+    if (status == KVIST_OK) {
+        kvist_sim_model_cleared(of[0], of[1]);
+    }
+    free(of);
     (void)blocks;
     (void)bytes;
     sim.clears_done++;
-}
-
-static void op_clear(void)
-{
-    struct kvist_store_pool *pool = any_pool();
-    if (kvist_store_clear(sim.store, pool, cleared, NULL) == KVIST_OK) {
-        sim.clears_asked++;
-        kvist_sim_model_clear(kvist_store_pool_id(pool)[0]);
-    }
 }
 
 static void saved(void *ctx, const struct kvist_store_saved *what)
@@ -430,6 +414,71 @@ static void op_look(void)
     KVIST_SIM_REQUIRE(status == KVIST_OK || status == KVIST_NOT_FOUND);
 }
 
+/* The daemon is killed, and comes again; engines read and write meanwhile. */
+static void op_restart(void)
+{
+    for (uint32_t index = 0; index < KVIST_SIM_ENGINES; index++) {
+        if (kvist_sim_engines[index].engine != NULL) {
+            kvist_sim_engine_lose(&kvist_sim_engines[index]);
+        }
+    }
+    count_store();
+    kvist_sim_disk_kill();
+    kvist_test_vault_kill(&sim.store);
+    bool warm = sim.has_vault && !kvist_sim_chance(30);
+    if (!warm) {
+        kvist_test_vault_fini(&sim.vault);
+    }
+    for (uint32_t left = kvist_sim_below(8); left > 0; left--) {
+        static void (*const alone[])(void) = {op_lease, op_release, op_fill, op_take, op_touch};
+        alone[kvist_sim_below(5)]();
+    }
+    if (sim.has_vault) {
+        kvist_test_vault_options(&sim.vault, &sim.options);
+    }
+    sim.store = kvist_test_store_open(&sim.options);
+    struct kvist_adoption adoption;
+    kvist_store_adoption(sim.store, &adoption);
+    kvist_sim_trace("  adopted %d blocks %llu dropped %llu %s",
+                    adoption.adopted,
+                    (unsigned long long)adoption.blocks,
+                    (unsigned long long)adoption.blocks_dropped,
+                    adoption.why);
+    KVIST_SIM_REQUIRE(adoption.adopted == warm);
+    KVIST_SIM_REQUIRE(adoption.blocks_dropped == 0);
+    if (!warm) {
+        kvist_sim_model_forget_memory();
+    }
+    *(warm ? &kvist_sim_run.totals->adoptions : &kvist_sim_run.totals->cold) += 1;
+    for (uint32_t index = 0; index < KVIST_SIM_ENGINES; index++) {
+        struct kvist_sim_engine *mine = &kvist_sim_engines[index];
+        if (mine->engine != NULL && warm) {
+            kvist_sim_engine_adopt(mine, sim.store);
+        } else if (mine->engine != NULL) {
+            kvist_sim_engine_abandon(mine);
+        }
+    }
+    if (!warm) {
+        op_open();
+        op_open();
+    }
+}
+
+static void op_clear(void)
+{
+    struct kvist_store_pool *pool = any_pool();
+    uint32_t *of = calloc(2, sizeof(*of)); /* which pool, which generation */
+    KVIST_SIM_REQUIRE(of != NULL);
+    KVIST_SIM_REQUIRE(kvist_store_clear(sim.store, pool, cleared, of) == KVIST_OK);
+    sim.clears_asked++;
+    of[0] = kvist_store_pool_id(pool)[0];
+    of[1] = kvist_sim_model_clear(of[0]);
+    if (kvist_sim_chance(20)) { /* is it as durable as it was said to be? */
+        op_turn();
+        op_restart();
+    }
+}
+
 static const struct operation {
     const char *name;
     void (*run)(void);
@@ -456,13 +505,14 @@ static const struct operation {
     {"release", op_release, 18},
     {"touch", op_touch, 3},
     {"unmap", op_unmap, 6},
-    {"prefetch", op_prefetch, 8},
+    {"prefetch", op_prefetch, 14},
     {"suspect", op_suspect, 2},
     {"spoil", op_spoil, 1},
     {"clear", op_clear, 2},
     {"save", op_save, 1},
     {"weather", op_weather, 2},
     {"look", op_look, 1},
+    {"restart", op_restart, 1},
 };
 #define OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 
@@ -575,19 +625,13 @@ static void go_home(void)
     kvist_store_stats(sim.store, &stats);
     KVIST_SIM_REQUIRE(stats.slots_granted == 0);
     KVIST_SIM_REQUIRE(stats.sessions == 0 && stats.processes == 0);
-    totals->commits += stats.commits_total;
-    totals->evictions += stats.evictions_total;
-    totals->kept_leased += stats.evictions_leased_total;
-    totals->spills += stats.spills_total;
-    totals->promotions += stats.promotes_total;
-    totals->revokes += stats.revokes_total;
-    totals->clears += stats.clears_total;
+    count_store();
 }
 
 static void begin(uint64_t seed, bool verbose)
 {
-    sim.seed = seed;
-    sim.step = 0;
+    kvist_sim_run.seed = seed;
+    kvist_sim_run.step = 0;
     kvist_sim_world_init(seed, verbose);
     kvist_sim_disk_init();
     kvist_sim_model_init();
@@ -601,11 +645,16 @@ static void begin(uint64_t seed, bool verbose)
     sim.tier = (struct kvist_tier_options){.path = "none", .bytes_max = 64ULL << 20};
     sim.options = kvist_sim_engine_options(ARENA_BYTES);
     sim.options.admission = kvist_sim_chance(50) ? KVIST_ADMIT_ALL : KVIST_ADMIT_EVICTED;
+    sim.has_vault = kvist_sim_chance(75);
+    kvist_test_vault_init(&sim.vault);
+    if (sim.has_vault) {
+        kvist_test_vault_options(&sim.vault, &sim.options);
+    }
     sim.options.tier = sim.has_tier ? &sim.tier : NULL;
     sim.store = kvist_test_store_open(&sim.options);
 }
 
-static void run_seed(uint64_t seed, bool verbose)
+void kvist_sim_run_seed(uint64_t seed, bool verbose)
 {
     uint32_t fds = count_fds();
     (void)alarm(SEED_SECONDS);
@@ -613,17 +662,17 @@ static void run_seed(uint64_t seed, bool verbose)
     op_open();
     op_open();
     settle(START_ROUNDS);
-    for (sim.step = 1; sim.step <= sim.steps; sim.step++) {
+    for (kvist_sim_run.step = 1; kvist_sim_run.step <= kvist_sim_run.steps; kvist_sim_run.step++) {
         const struct operation *operation = any_operation();
-        sim.operation = operation->name;
-        kvist_sim_trace("%u %s", sim.step, operation->name);
+        kvist_sim_run.operation = operation->name;
+        kvist_sim_trace("%u %s", kvist_sim_run.step, operation->name);
         operation->run();
         check_leases();
-        if (verbose || sim.step % CHECK_STEPS == 0) {
+        if (verbose || kvist_sim_run.step % CHECK_STEPS == 0) {
             check_all();
         }
     }
-    sim.operation = "go home";
+    kvist_sim_run.operation = "go home";
     struct kvist_store_stats stats;
     kvist_store_stats(sim.store, &stats);
     kvist_sim_trace("pools %llu sessions %llu segments %llu free %llu granted %llu ready %llu "
@@ -641,147 +690,12 @@ static void run_seed(uint64_t seed, bool verbose)
                     (unsigned long long)stats.evictions_total);
     go_home();
     kvist_store_close(&sim.store);
+    KVIST_SIM_REQUIRE(sim.vault.count == 0);
     kvist_sim_model_fini();
     kvist_sim_disk_fini();
     (void)alarm(0);
     KVIST_SIM_REQUIRE(count_fds() == fds);
-    totals->seeds++;
-    totals->hits += kvist_sim_model_hits();
-    totals->maps += kvist_sim_engines_maps();
-}
-
-/* --- All of them ----------------------------------------------------------------------------- */
-
-static void failed(int number)
-{
-    char text[160];
-    int length =
-        snprintf(text,
-                 sizeof(text),
-                 "sim: seed %llu failed in step %u (%s); see it with: sim --steps %u --seed "
-                 "%llu\n",
-                 (unsigned long long)sim.seed,
-                 sim.step,
-                 sim.operation,
-                 sim.steps,
-                 (unsigned long long)sim.seed);
-    (void)!write(STDERR_FILENO, text, (size_t)length);
-    (void)signal(number, SIG_DFL);
-    (void)raise(number);
-}
-
-static void run_kept(const char *path)
-{
-    char line[256];
-    FILE *file = fopen(path, "re");
-    KVIST_SIM_REQUIRE(file != NULL);
-    while (fgets(line, sizeof(line), file) != NULL) {
-        char *end = line;
-        uint64_t seed = strtoull(line, &end, 10);
-        if (end != line) {
-            run_seed(seed, false);
-        }
-    }
-    (void)fclose(file);
-}
-
-/* @return whether all were well */
-static bool run_jobs(uint64_t first, uint64_t count, uint32_t jobs)
-{
-    bool well = true;
-    (void)fflush(stdout);
-    for (uint32_t job = 0; job < jobs; job++) {
-        if (fork() == 0) {
-            for (uint64_t seed = first + job; seed < first + count; seed += jobs) {
-                run_seed(seed, false);
-            }
-            exit(EXIT_SUCCESS);
-        }
-    }
-    for (uint32_t job = 0; job < jobs; job++) {
-        int status = 0;
-        well = wait(&status) > 0 && status == 0 && well;
-    }
-    return well;
-}
-
-static void report(bool well)
-{
-    const struct {
-        const char *what;
-        const _Atomic uint64_t *count;
-    } lines[] = {
-        {"seeds", &totals->seeds},
-        {"commits", &totals->commits},
-        {"hits compared", &totals->hits},
-        {"evictions", &totals->evictions},
-        {"found leased and kept", &totals->kept_leased},
-        {"spills", &totals->spills},
-        {"promotions", &totals->promotions},
-        {"segments revoked", &totals->revokes},
-        {"maps replaced", &totals->maps},
-        {"clears", &totals->clears},
-        {"faults", &totals->faults},
-    };
-    for (size_t index = 0; index < sizeof(lines) / sizeof(lines[0]); index++) {
-        (void)printf("%s %llu, ", lines[index].what, (unsigned long long)*lines[index].count);
-    }
-    (void)printf("%u steps each: %s\n", sim.steps, well ? "passed" : "FAILED");
-}
-
-int main(int count, char **arguments)
-{
-    totals = mmap(NULL, sizeof(*totals), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    KVIST_SIM_REQUIRE(totals != MAP_FAILED);
-    uint64_t first = 1;
-    uint64_t seeds = 1;
-    uint32_t jobs = 1;
-    bool verbose = false;
-    const char *kept = NULL;
-    sim.steps = 200;
-    for (int index = 1; index < count; index++) {
-        const char *name = arguments[index];
-        const char *value = index + 1 < count ? arguments[index + 1] : "";
-        if (strcmp(name, "--verbose") == 0) {
-            verbose = true;
-            continue;
-        }
-        uint64_t number = strtoull(value, NULL, 10);
-        if (strcmp(name, "--seed") == 0) {
-            first = number;
-            verbose = true;
-        } else if (strcmp(name, "--first") == 0) {
-            first = number;
-        } else if (strcmp(name, "--seeds") == 0) {
-            seeds = number;
-        } else if (strcmp(name, "--steps") == 0) {
-            sim.steps = (uint32_t)number;
-        } else if (strcmp(name, "--jobs") == 0) {
-            jobs = (uint32_t)number;
-        } else if (strcmp(name, "--kept") == 0) {
-            kept = value;
-        } else {
-            (void)fprintf(stderr,
-                          "usage: sim [--seed N] [--first N] [--seeds N] [--steps N] [--jobs N] "
-                          "[--kept FILE] [--verbose]\n");
-            return EXIT_FAILURE;
-        }
-        index++;
-    }
-    static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGALRM};
-    for (size_t index = 0; index < sizeof(signals) / sizeof(signals[0]); index++) {
-        (void)signal(signals[index], failed);
-    }
-    if (kept != NULL) {
-        run_kept(kept);
-    }
-    if (verbose) {
-        for (uint64_t seed = first; seed < first + seeds; seed++) {
-            run_seed(seed, true);
-        }
-        return EXIT_SUCCESS;
-    }
-    bool well = run_jobs(first, seeds, jobs == 0 ? 1 : jobs);
-    report(well);
-    return well ? EXIT_SUCCESS : EXIT_FAILURE;
+    kvist_sim_run.totals->seeds++;
+    kvist_sim_run.totals->hits += kvist_sim_model_hits();
+    kvist_sim_run.totals->maps += kvist_sim_engines_maps();
 }

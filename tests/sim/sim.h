@@ -9,7 +9,8 @@
  *               disk.c     storage/tier.h in memory: late, failing, forgetting, rotting
  *               engines.c  engines, with messages that wait in both directions
  *               model.c    what must be true
- *               sim.c      the operations, and the run over seeds
+ *               sim.c      the operations, and one seed
+ *               main.c     the run over seeds
  * Threads     one
  */
 #ifndef KVIST_TESTS_SIM_H
@@ -18,6 +19,7 @@
 #include "storage/store.h"
 #include "tests/support/engine.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -32,6 +34,37 @@
             abort();                                                                               \
         }                                                                                          \
     } while (0)
+
+/* --- sim.c ----------------------------------------------------------------------------------- */
+
+/* Of all seeds, by all processes. */
+struct kvist_sim_totals {
+    _Atomic uint64_t seeds;
+    _Atomic uint64_t commits;
+    _Atomic uint64_t evictions;
+    _Atomic uint64_t kept_leased; /* found leased by a scan */
+    _Atomic uint64_t spills;
+    _Atomic uint64_t promotions;
+    _Atomic uint64_t revokes;
+    _Atomic uint64_t clears;
+    _Atomic uint64_t adoptions;
+    _Atomic uint64_t cold;   /* restarts */
+    _Atomic uint64_t maps;   /* replaced */
+    _Atomic uint64_t hits;   /* leases */
+    _Atomic uint64_t faults; /* calls that failed because of us */
+};
+
+extern struct kvist_sim_run {
+    struct kvist_sim_totals *totals;
+    uint32_t steps; /* of a seed */
+    /* Where it is now. */
+    uint64_t seed;
+    volatile uint32_t step;
+    const char *operation;
+} kvist_sim_run;
+
+/** Run one world; what is wrong aborts. */
+void kvist_sim_run_seed(uint64_t seed, bool verbose);
 
 /* --- world.c --------------------------------------------------------------------------------- */
 
@@ -63,6 +96,8 @@ void kvist_sim_disk_fini(void);
 bool kvist_sim_disk_step(void);
 /** What was asked for and not done is never done: the next close is a kill. */
 void kvist_sim_disk_kill(void);
+/** Whether there is a block of that key. */
+bool kvist_sim_disk_has(const uint8_t *pool_id, const uint8_t *key);
 /** How many calls of 100 fail from here on. */
 void kvist_sim_disk_set_faults(uint32_t percent);
 
@@ -73,8 +108,14 @@ void kvist_sim_disk_set_faults(uint32_t percent);
 void kvist_sim_model_init(void);
 void kvist_sim_model_fini(void);
 
-/** A pool is cleared: what was granted before is worthless from here on. */
-void kvist_sim_model_clear(uint32_t pool);
+/** A pool is cleared: what was granted before is worthless from here on. @return its generation */
+uint32_t kvist_sim_model_clear(uint32_t pool);
+/** The caller was told that it is durable. */
+void kvist_sim_model_cleared(uint32_t pool, uint32_t generation);
+/** Nothing of what was in memory is left. */
+void kvist_sim_model_forget_memory(void);
+/** What the store believes to be on the disk is there; nothing may be under way. */
+void kvist_sim_model_check_copies(struct kvist_store *store);
 /** A grant was given now. */
 void kvist_sim_model_granted(uint32_t pool, uint64_t reservation);
 /** Whether the grant is from before a clear. */
@@ -82,7 +123,7 @@ bool kvist_sim_model_is_stale(uint32_t pool, uint64_t reservation);
 /** An engine takes it, which it must do once; whether one has. */
 void kvist_sim_model_take(uint64_t reservation);
 bool kvist_sim_model_is_taken(uint64_t reservation);
-/** A key that may be there. @return false: none was found */
+/** A key that is, or once was, there. @return false: none was found */
 bool kvist_sim_model_any_key(uint32_t pool, uint64_t *key_out);
 /** Another content for a key, to be written into a slot. @return its number */
 uint64_t kvist_sim_model_version(uint32_t pool, uint64_t key, uint64_t bytes, uint64_t reservation);
@@ -150,6 +191,12 @@ struct kvist_store_options kvist_sim_engine_options(uint64_t arena_bytes);
 void kvist_sim_engine_open(struct kvist_sim_engine *mine, struct kvist_store *store);
 /** All its processes end, with what they had in hand. */
 void kvist_sim_engine_close(struct kvist_sim_engine *mine);
+/** The daemon is killed: all connections are lost, and what was under way on them. */
+void kvist_sim_engine_lose(struct kvist_sim_engine *mine);
+/** Go on with a store that has adopted it. */
+void kvist_sim_engine_adopt(struct kvist_sim_engine *mine, struct kvist_store *store);
+/** No store knows it any more: it leaves all behind. */
+void kvist_sim_engine_abandon(struct kvist_sim_engine *mine);
 /** Let messages arrive, at most so many of each process. */
 void kvist_sim_engine_receive(struct kvist_sim_engine *mine, uint32_t count);
 /** Let orders arrive. */

@@ -357,10 +357,8 @@ void kvist_test_engine_adopt(struct kvist_test_engine *engine, struct kvist_stor
         struct kvist_test_pool *mine = &engine->pools[ordinal];
         if (mine->map != NULL) {
             mine->grant_count = 0; /* said again */
-            KVIST_TEST_EQUAL(
-                kvist_test_engine_attach(
-                    engine, kvist_store_pool_lookup(store, mine->header.pool_id)),
-                ordinal);
+            struct kvist_store_pool *pool = kvist_store_pool_lookup(store, mine->header.pool_id);
+            KVIST_TEST_FATAL(kvist_test_engine_attach(engine, pool) == ordinal);
         }
     }
 }

@@ -57,10 +57,8 @@ static void forget(void *ctx, const char *name)
 {
     struct kvist_test_vault *vault = ctx;
     struct kvist_kept_fd *entry = find(vault, name);
-    KVIST_TEST_TRUE(entry != NULL);
-    if (entry != NULL) {
-        drop(vault, entry);
-    }
+    KVIST_TEST_FATAL(entry != NULL);
+    drop(vault, entry);
 }
 
 void kvist_test_vault_fini(struct kvist_test_vault *vault)
