@@ -178,7 +178,8 @@ void kvist_test_settle(struct kvist_store *store)
 void kvist_test_settle_sums(struct kvist_store *store, uint64_t count)
 {
     struct kvist_store_stats stats = {.checksums_total = 0};
-    for (unsigned round = 0; stats.checksums_total < count && round < 1000; round++) {
+    uint64_t until_us = kvist_clock_now_us() + KVIST_TEST_PATIENCE_US;
+    while (stats.checksums_total < count && kvist_clock_now_us() < until_us) {
         kvist_test_settle(store);
         kvist_store_stats(store, &stats);
     }

@@ -10,6 +10,7 @@
 #ifndef KVIST_TESTS_ENGINE_H
 #define KVIST_TESTS_ENGINE_H
 
+#include "proto/base/clock.h"
 #include "proto/shm/layout.h"
 #include "storage/store.h"
 
@@ -65,6 +66,16 @@ struct kvist_store *kvist_test_store_open(const struct kvist_store_options *opti
 
 /** Turn until nothing has happened for a while; checks all invariants. */
 void kvist_test_settle(struct kvist_store *store);
+
+/** Settle while a condition holds, for so long that only what is broken still does. */
+#define KVIST_TEST_PATIENCE_US 60000000U
+#define KVIST_TEST_SETTLE_WHILE(store, condition)                                                  \
+    do {                                                                                           \
+        uint64_t settle_until_us = kvist_clock_now_us() + KVIST_TEST_PATIENCE_US;                  \
+        while ((condition) && kvist_clock_now_us() < settle_until_us) {                            \
+            kvist_test_settle(store);                                                              \
+        }                                                                                          \
+    } while (0)
 
 /** Turn once at a time that is so much later than the clock's, for ever after. */
 void kvist_test_advance(struct kvist_store *store, uint64_t us);

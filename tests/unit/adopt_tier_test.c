@@ -74,9 +74,7 @@ static void teardown(void)
 
 static void wait_loaded(void)
 {
-    for (unsigned round = 0; !store->tier_loaded && round < 1000; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, !store->tier_loaded);
     KVIST_TEST_FATAL(store->tier_loaded);
     kvist_test_settle(store);
 }
@@ -239,18 +237,14 @@ static void blocks_from_before_a_clear_elsewhere_are_dropped(void)
     KVIST_TEST_STATUS(
         kvist_store_clear(store, kvist_test_pool_open(store, 1, SLOT_BYTES), cleared, &status),
         KVIST_OK);
-    for (unsigned round = 0; status == KVIST_BUSY && round < 500; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
     KVIST_TEST_STATUS(status, KVIST_OK);
     struct kvist_test_engine *before = engine;
     open_engine();
     put_range(5000, 20);
     status = KVIST_BUSY;
     KVIST_TEST_STATUS(kvist_store_save(store, saved, &status), KVIST_OK);
-    for (unsigned round = 0; status == KVIST_BUSY && round < 500; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
     KVIST_TEST_STATUS(status, KVIST_OK);
     kvist_test_engine_close(&engine);
     kvist_store_close(&store);

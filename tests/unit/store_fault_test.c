@@ -80,9 +80,7 @@ static struct kvist_store_stats stats_now(void)
 static void put_range(uint64_t first, uint64_t count)
 {
     for (uint64_t number = first; number < first + count; number++) {
-        for (unsigned round = 0; engine->pools[0].grant_count == 0 && round < 50; round++) {
-            kvist_test_settle(store);
-        }
+        KVIST_TEST_SETTLE_WHILE(store, engine->pools[0].grant_count == 0);
         KVIST_TEST_STATUS(kvist_test_engine_put(engine, 0, number, SLOT_BYTES), KVIST_OK);
         if (number % 16 == 0) {
             kvist_test_settle(store);
@@ -102,9 +100,7 @@ static void save(void)
 {
     unsigned before = saves;
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, NULL), KVIST_OK);
-    for (unsigned round = 0; saves == before && round < ROUNDS_MAX; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, saves == before);
     KVIST_TEST_FATAL(saves == before + 1);
 }
 
@@ -215,15 +211,11 @@ static void write_behind_goes_on_when_the_disk_is_well(void)
     open_all(KVIST_ADMIT_ALL);
     kvist_fault_arm("tier.extent.write", 1, true);
     put_range(0, BLOCKS);
-    for (unsigned round = 0; stats_now().spill_failures_total == 0 && round < ROUNDS_MAX; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().spill_failures_total == 0);
     KVIST_TEST_TRUE(stats_now().spill_failures_total > 0);
     KVIST_TEST_TRUE(stats_now().tier.degraded[0] != '\0');
     (void)kvist_fault_disarm();
-    for (unsigned round = 0; stats_now().spills_total < BLOCKS && round < ROUNDS_MAX; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().spills_total < BLOCKS);
     KVIST_TEST_EQUAL(stats_now().spills_total, BLOCKS);
     KVIST_TEST_TRUE(heals());
 }
@@ -296,9 +288,7 @@ static void what_was_stored_without_a_tier_is_written_behind(void)
     put_range(0, BLOCKS);
     kvist_test_settle_sums(store, BLOCKS);
     wait_for_tier();
-    for (unsigned round = 0; stats_now().spills_total < BLOCKS && round < ROUNDS_MAX; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().spills_total < BLOCKS);
     KVIST_TEST_EQUAL(count_kept(0, BLOCKS), BLOCKS);
 }
 
@@ -321,9 +311,7 @@ static void a_clear_without_the_tier_is_told_and_made_good(void)
     kvist_test_settle(store);
     KVIST_TEST_STATUS(status, KVIST_UNAVAILABLE);
     wait_for_tier();
-    for (unsigned round = 0; stats_now().tier.blocks > 0 && round < ROUNDS_MAX; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().tier.blocks > 0);
     KVIST_TEST_EQUAL(stats_now().tier.blocks, 0);
     KVIST_TEST_EQUAL(count_kept(0, 20), 0);
 }

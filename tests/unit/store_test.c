@@ -518,11 +518,7 @@ static void flip(struct kvist_test_engine *engine, uint64_t number)
 /* Until what was suspected before has been looked at: a corrupt block that comes last is gone. */
 static void settle_suspects(struct kvist_test_engine *engine, uint64_t last)
 {
-    for (unsigned round = 0;
-         kvist_test_engine_probe(engine, 0, last) == KVIST_ENTRY_READY && round < 1000;
-         round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_engine_probe(engine, 0, last) == KVIST_ENTRY_READY);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, last), KVIST_ENTRY_EMPTY);
 }
 

@@ -116,9 +116,7 @@ static void prefetch(uint64_t first, uint64_t count)
     KVIST_TEST_STATUS(
         kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, count),
         KVIST_OK);
-    for (unsigned round = 0; engine->pools[0].promoted - before < count && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, engine->pools[0].promoted - before < count);
     KVIST_TEST_EQUAL(engine->pools[0].promoted - before, count);
 }
 
@@ -228,9 +226,7 @@ static void a_save_writes_what_is_in_dram_alone(void)
     struct done_result result = {.calls = 0};
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, &result), KVIST_OK);
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, &result), KVIST_BUSY);
-    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, result.calls == 0);
     KVIST_TEST_EQUAL(result.calls, 1);
     KVIST_TEST_STATUS(result.status, KVIST_OK);
     KVIST_TEST_EQUAL(result.blocks, 100);
@@ -239,9 +235,7 @@ static void a_save_writes_what_is_in_dram_alone(void)
     read_range(0, 100);
     result.calls = 0;
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, &result), KVIST_OK);
-    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, result.calls == 0);
     KVIST_TEST_EQUAL(result.blocks, 0);
 }
 
@@ -250,9 +244,7 @@ static void write_behind_copies_every_block(void)
     close_all();
     open_all(KVIST_ADMIT_ALL);
     put_range(0, 60);
-    for (unsigned round = 0; stats_now().spills_total < 60 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().spills_total < 60);
     KVIST_TEST_EQUAL(stats_now().spills_total, 60);
     KVIST_TEST_EQUAL(stats_now().slots_ready, 60);
 }
@@ -263,9 +255,7 @@ static void a_clear_reaches_both_tiers_for_good(void)
     struct done_result result = {.calls = 0};
     KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &result), KVIST_OK);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_EMPTY);
-    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, result.calls == 0);
     KVIST_TEST_STATUS(result.status, KVIST_OK);
     KVIST_TEST_EQUAL(result.blocks + skipped, 600);
     put_range(5000, 300);
@@ -296,12 +286,8 @@ static void a_promotion_that_a_clear_overtakes_is_dropped(void)
     struct done_result result = {.calls = 0};
     KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &result), KVIST_OK);
     KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
-    for (unsigned round = 0; result.calls == 0 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
-    for (unsigned round = 0; engine->pools[0].promoted < 600 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, result.calls == 0);
+    KVIST_TEST_SETTLE_WHILE(store, engine->pools[0].promoted < 600);
     KVIST_TEST_EQUAL(engine->pools[0].promoted, 600);
     KVIST_TEST_EQUAL(stats_now().slots_loading, 0);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 3), KVIST_ENTRY_EMPTY);
@@ -371,17 +357,13 @@ static void a_suspect_that_is_corrupt_comes_back_from_nvme(void)
     struct done_result result = {.calls = 0};
     put_range(0, 2);
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, &result), KVIST_OK);
-    for (unsigned round = 0; result.calls == 0 && round < 1000; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, result.calls == 0);
     KVIST_TEST_EQUAL(result.blocks, 2);
     uint8_t *bytes = kvist_test_engine_bytes(engine, 0, 0);
     KVIST_TEST_FATAL(bytes != NULL);
     bytes[777] ^= 1;
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 2), KVIST_OK);
-    for (unsigned round = 0; stats_now().suspects_confirmed_total == 0 && round < 1000; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().suspects_confirmed_total == 0);
     KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
     KVIST_TEST_EQUAL(stats_now().checksum_mismatch_total, 1);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_NVME);
@@ -433,9 +415,7 @@ static void idle_pools_make_place(void)
         kvist_test_engine_detach(engine, 0);
     }
     /* One block a pool, and nothing is left of those that were dropped. */
-    for (unsigned round = 0; stats_now().tier.blocks > KVIST_POOLS_MAX && round < 200; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().tier.blocks > KVIST_POOLS_MAX);
     KVIST_TEST_TRUE(stats_now().tier.blocks <= KVIST_POOLS_MAX);
 }
 
@@ -498,9 +478,7 @@ static void a_session_that_goes_leaves_nothing_behind(void)
         KVIST_OK);
     kvist_test_advance(store, 1);
     kvist_test_engine_close(&engine);
-    for (unsigned round = 0; stats_now().slots_loading > 0 && round < 100; round++) {
-        kvist_test_settle(store);
-    }
+    KVIST_TEST_SETTLE_WHILE(store, stats_now().slots_loading > 0);
     struct kvist_store_stats stats = stats_now();
     KVIST_TEST_EQUAL(stats.slots_loading, 0);
     KVIST_TEST_EQUAL(stats.slots_granted, 0);
