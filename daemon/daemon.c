@@ -197,6 +197,17 @@ static void measure_lag(struct kvist_daemon *daemon, uint64_t now_us)
     }
 }
 
+/* What the tier lost before it was opened, said once. */
+static void watch_tier(struct kvist_daemon *daemon)
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(daemon->store, &stats);
+    if (stats.tier.notice[0] != '\0' && !daemon->tier_noticed) {
+        daemon->tier_noticed = true;
+        kvist_log(KVIST_LOG_WARN, "%s", stats.tier.notice);
+    }
+}
+
 /* Say when health changes: once, where operators look. */
 static void watch_health(struct kvist_daemon *daemon, uint64_t now_us)
 {
@@ -204,6 +215,7 @@ static void watch_health(struct kvist_daemon *daemon, uint64_t now_us)
         return;
     }
     daemon->health_us = now_us;
+    watch_tier(daemon);
     char health[KVIST_HEALTH_BYTES];
     kvist_metrics_health(&daemon->metrics, health);
     if (strcmp(health, daemon->health) == 0) {

@@ -51,6 +51,7 @@ struct kvist_daemon {
     uint64_t alive_interval_us; /* 0: there is none */
     uint64_t health_us;         /* when health was last looked at */
     char health[KVIST_HEALTH_BYTES];
+    bool tier_noticed;
     bool ready;
     bool stopping;
     uint64_t save_deadline_us; /* 0: not saving */

@@ -199,6 +199,18 @@ enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config, stru
     if (config->nvme_path[0] == '\0') {
         return KVIST_OK;
     }
+    uint64_t extent_bytes_max = config->nvme_bytes / KVIST_TIER_EXTENTS_MIN;
+    if (config->nvme_extent_bytes > extent_bytes_max) {
+        char most[32];
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "config",
+                               "nvme.extent_bytes is over 1/%u of nvme.bytes, %s: set it lower, or "
+                               "leave it at auto",
+                               KVIST_TIER_EXTENTS_MIN,
+                               readable(extent_bytes_max, most));
+    }
     enum kvist_status status = look_at(config, path, &disk, err);
     if (status != KVIST_OK) {
         return kvist_tier_may_pass(config->nvme_path, err->code) ? KVIST_OK : status;

@@ -28,7 +28,7 @@ KVIST_MUST_USE enum kvist_status kvist_machine_fit_memory(const struct kvist_mac
                                                           struct kvist_config *config,
                                                           struct kvist_error *err);
 
-/** Check nvme.path and nvme.bytes against the file system; nothing is made. A device that is in
+/** Check nvme's sizes, and path and bytes against the file system; nothing is made. A device that is in
  *  trouble is none of the configuration's. */
 KVIST_MUST_USE enum kvist_status kvist_machine_fit_nvme(const struct kvist_config *config,
                                                         struct kvist_error *err);

@@ -470,6 +470,16 @@ static enum kvist_status requests_make(struct kvist_tier *tier, struct kvist_err
     return KVIST_OK;
 }
 
+static void note_index(struct kvist_tier *tier, const char *state)
+{
+    tier->counters.corrupt_total++;
+    (void)snprintf(tier->counters.notice,
+                   sizeof(tier->counters.notice),
+                   "the index in %.100s was %s: its blocks are dropped, the tier starts empty",
+                   tier->path,
+                   state);
+}
+
 static enum kvist_status open_index(struct kvist_tier *tier, struct kvist_error *err)
 {
     char path[4096];
@@ -481,9 +491,7 @@ static enum kvist_status open_index(struct kvist_tier *tier, struct kvist_error 
     enum kvist_status status =
         kvist_tier_index_open(path, tier->memtable_bytes, &tier->index, &damaged, err);
     if (status == KVIST_OK && damaged) {
-        tier->counters.corrupt_total++;
-        (void)snprintf(
-            tier->base_text, sizeof(tier->base_text), "the index was damaged: started empty");
+        note_index(tier, "damaged");
     }
     return status;
 }
@@ -503,7 +511,12 @@ static enum kvist_status open_extents(struct kvist_tier *tier, struct kvist_erro
         status = kvist_extents_open(path, tier->counters.direct, extent_last, &tier->extents, err);
     }
     if (status == KVIST_OK) {
+        struct kvist_extents_totals totals;
+        kvist_extents_totals(tier->extents, &totals);
         tier->extent_first = kvist_extents_number_last(tier->extents);
+        if (tier->index_is_new && totals.extents > 0 && tier->counters.notice[0] == '\0') {
+            note_index(tier, "missing");
+        }
     }
     return status;
 }
@@ -513,7 +526,7 @@ static void sizes_choose(struct kvist_tier *tier, const struct kvist_tier_option
     uint64_t wanted =
         options->extent_bytes != 0 ? options->extent_bytes : options->bytes_max / EXTENTS_WANTED;
     uint64_t low = options->bytes_max / EXTENTS_WANTED_MAX;
-    uint64_t high = options->bytes_max / 8;
+    uint64_t high = options->bytes_max / KVIST_TIER_EXTENTS_MIN;
     low = low < EXTENT_BYTES_MIN ? EXTENT_BYTES_MIN : low;
     wanted = clamp(wanted, low, high < EXTENT_BYTES_MAX ? high : EXTENT_BYTES_MAX);
     wanted = wanted < low ? low : wanted;

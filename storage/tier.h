@@ -33,6 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define KVIST_TIER_EXTENTS_MIN      8U /* of a size that bytes_max must hold */
 #define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk no block is put */
 
 /* What names and checks a block on disk. */
@@ -101,6 +102,7 @@ struct kvist_tier_stats {
     bool direct;        /* direct I/O works here */
     bool loading;       /* the index is still being read back */
     char degraded[KVIST_ERROR_TEXT_BYTES]; /* "" or why */
+    char notice[KVIST_ERROR_TEXT_BYTES];   /* what was lost before it was opened, for the log */
 };
 
 struct kvist_tier;

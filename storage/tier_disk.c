@@ -121,8 +121,23 @@ static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *
 static enum kvist_status
 make_directory(const struct kvist_tier *tier, const char *name, struct kvist_error *err)
 {
-    if (mkdirat(tier->directory_fd, name, 0700) != 0 && errno != EEXIST) {
-        return kvist_error_set_errno(err, errno, "mkdir", "cannot make %s/%s", tier->path, name);
+    struct stat state;
+    if (mkdirat(tier->directory_fd, name, 0700) == 0) {
+        return KVIST_OK;
+    }
+    if (errno != EEXIST || fstatat(tier->directory_fd, name, &state, AT_SYMLINK_NOFOLLOW) != 0) {
+        return kvist_error_set_errno(
+            err, errno, "mkdir", "cannot make %.120s/%s", tier->path, name);
+    }
+    if (!S_ISDIR(state.st_mode)) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "tier",
+                               "%.120s/%s is not a directory: remove it, or give the tier an empty "
+                               "directory (to have it elsewhere, set nvme.path)",
+                               tier->path,
+                               name);
     }
     return KVIST_OK;
 }
@@ -145,6 +160,7 @@ enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier, struct kvist_err
     if (status == KVIST_OK) {
         status = make_directory(tier, EXTENTS_NAME, err);
     }
+    tier->index_is_new = faccessat(tier->directory_fd, INDEX_NAME "/CURRENT", F_OK, 0) != 0;
     return status;
 }
 

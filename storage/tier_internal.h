@@ -114,6 +114,7 @@ struct kvist_tier {
     struct kvist_workers *workers;
     struct kvist_extents *extents;
     struct kvist_tier_index *index;
+    bool index_is_new;     /* there was none when the tier was opened */
     uint32_t extent_first; /* extents up to this one were found at start */
     bool closing;
     bool loading;

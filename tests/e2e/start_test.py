@@ -46,6 +46,7 @@ class Configuration(harness.Case):
         ("[nvme]\npath = /nonexistent/a/b\nbytes = 1G\n", ["/nonexistent/a", "create it"]),
         ("[nvme]\npath = /dev/null\nbytes = 64M\n", ["not a directory"]),
         ("[nvme]\nadmission = some\n", ["evicted|all"]),
+        ("[nvme]\npath = /tmp\nbytes = 64M\nextent_bytes = 1G\n", ["extent_bytes", "8 MiB"]),
         ("[memory]\narena_bytes = 1G # a lot\n", ["comment needs a line of its own"]),
         ("[memory]\nfoo = 1\n", ["no setting memory.foo; see kvistd --help"]),
         ("[nvme]\nbyte = 64M\n", ["did you mean nvme.bytes?"]),
@@ -501,6 +502,17 @@ class Disk(harness.Case):
         daemon = self.start(*self.flags(), wrap=inside, env={"KVIST_FAULT": "tier.open:1"})
         self.serves_without(daemon, "Input/output error")
         self.comes_back(daemon)
+
+    @harness.needs_nvme
+    def test_an_index_that_was_removed(self):
+        inside = self.hold()
+        self.begin(inside)
+        shutil.rmtree(f"{self.held}/nvme/index")
+        daemon = self.start(*self.flags(), wrap=inside)
+        wire.until(lambda: "warn: the index in" in daemon.text(), "the log says so")
+        self.assertIn("was missing: its blocks are dropped", daemon.text())
+        self.assertEqual(daemon.get("/healthz")[1], "ok\n")
+        self.assertEqual(daemon.stop(), 0)
 
     @harness.needs_nvme
     def test_a_clear_while_the_tier_is_away(self):

@@ -480,10 +480,33 @@ static void an_index_that_is_gone_empties_the_tier(void)
     kvist_rig_remove(path);
     kvist_rig_start(&rig);
     KVIST_TEST_EQUAL(rig.loaded_count, 0);
+    KVIST_TEST_TRUE(strstr(kvist_rig_stats(&rig).notice, "missing") != NULL);
+    CU_ASSERT_STRING_EQUAL(kvist_rig_stats(&rig).degraded, "");
     kvist_rig_turn_for(&rig, 50000);
     KVIST_TEST_EQUAL(extent_files(), 0);
     KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pools[0]), KVIST_OK);
     KVIST_TEST_STATUS(kvist_rig_write(&rig, &pools[0], 1, 1, 4096), KVIST_OK);
+}
+
+/* Somebody has moved a part elsewhere: what lies there is not counted, and may be shared. */
+static void a_part_that_is_a_link_is_refused(void)
+{
+    static const char *parts[] = {"index", "extents"};
+    struct kvist_tier_pool pools[3];
+    char path[KVIST_RIG_PATH_BYTES + 32];
+    char elsewhere[KVIST_RIG_PATH_BYTES + 32];
+    three_extents(pools);
+    (void)snprintf(elsewhere, sizeof(elsewhere), "%s-elsewhere", rig.path);
+    for (size_t index = 0; index < sizeof(parts) / sizeof(parts[0]); index++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", rig.path, parts[index]);
+        KVIST_TEST_FATAL(rename(path, elsewhere) == 0 && symlink(elsewhere, path) == 0);
+        KVIST_TEST_STATUS(kvist_rig_open(&rig), KVIST_INVALID);
+        KVIST_TEST_TRUE(strstr(rig.err.text, parts[index]) != NULL);
+        KVIST_TEST_FATAL(unlink(path) == 0 && rename(elsewhere, path) == 0);
+    }
+    kvist_rig_start(&rig);
+    KVIST_TEST_TRUE(rig.loaded_count > 0);
+    CU_ASSERT_STRING_EQUAL(kvist_rig_stats(&rig).notice, "");
 }
 
 static void a_damaged_index_starts_empty(void)
@@ -502,7 +525,8 @@ static void a_damaged_index_starts_empty(void)
     KVIST_TEST_TRUE(kvist_rig_turn_until(&rig, &rig.load_done));
     KVIST_TEST_EQUAL(rig.loaded_count, 0);
     KVIST_TEST_EQUAL(kvist_rig_stats(&rig).corrupt_total, 1);
-    KVIST_TEST_TRUE(strstr(kvist_rig_stats(&rig).degraded, "damaged") != NULL);
+    KVIST_TEST_TRUE(strstr(kvist_rig_stats(&rig).notice, "damaged") != NULL);
+    CU_ASSERT_STRING_EQUAL(kvist_rig_stats(&rig).degraded, "");
     KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pools[0]), KVIST_OK);
     KVIST_TEST_STATUS(kvist_rig_write(&rig, &pools[0], 1, 1, 4096), KVIST_OK);
     KVIST_TEST_STATUS(kvist_rig_read(&rig, &pools[0], 1), KVIST_OK);
@@ -659,6 +683,7 @@ int main(void)
         {"a flipped bit is a miss", a_flipped_bit_is_a_miss},
         {"files and index are matched at start", files_and_index_are_matched_at_start},
         {"an index that is gone empties the tier", an_index_that_is_gone_empties_the_tier},
+        {"a part that is a link is refused", a_part_that_is_a_link_is_refused},
         {"a damaged index starts empty", a_damaged_index_starts_empty},
         {"without direct io it is slow and says so", without_direct_io_it_is_slow_and_says_so},
         {"faults are errors and pass", faults_are_errors_and_pass},
