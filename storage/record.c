@@ -153,6 +153,14 @@ static void cache_drop(int fd, uint64_t offset, uint64_t bytes, bool written)
     (void)posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_DONTNEED);
 }
 
+/* A disk that takes its time, for a test. */
+static void stall(void)
+{
+    if (kvist_fault_point("tier.stall")) {
+        (void)sleep(1);
+    }
+}
+
 enum kvist_status kvist_record_write(int fd,
                                      bool direct,
                                      const struct kvist_tier_record *record,
@@ -171,6 +179,7 @@ enum kvist_status kvist_record_write(int fd,
         memcpy(pages + PAGE, (const uint8_t *)source + parts.body_bytes, parts.tail_bytes);
     }
     uint64_t bytes = parts.bytes;
+    stall();
     int failure =
         kvist_fault_point("tier.extent.write") ? EIO : parts_move(fd, &parts, record->offset, true);
     if (failure != 0) {
@@ -193,6 +202,7 @@ enum kvist_status kvist_record_read(int fd,
     const struct kvist_tier_block *block = &record->block;
     struct record_parts parts = parts_make(block->block_bytes, target, pages);
     uint64_t bytes = parts.bytes;
+    stall();
     int failure =
         kvist_fault_point("tier.extent.read") ? EIO : parts_move(fd, &parts, record->offset, false);
     if (failure != 0 && failure != ENODATA) {

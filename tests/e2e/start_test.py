@@ -404,6 +404,30 @@ class Disk(harness.Case):
         self.assertEqual(daemon.stop(), 0)
         self.assertIn("warn: hot set not saved in full", daemon.text())
 
+    @harness.needs_nvme
+    def test_a_disk_that_stalls(self):
+        daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
+                            "--set", "nvme.admission=all", "--set", "nvme.io_threads=4",
+                            wrap=self.wrap(), env={"KVIST_FAULT": "tier.stall:1+"})
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        self.put(engine, 1, 40)
+        wire.until(lambda: daemon.metric("nvme_in_flight") > 0, "a write stalls")
+        # Nobody else waits: what is asked and stored meanwhile is done before a write ends.
+        answers = 0
+        ended = daemon.metric("nvme_writes_total")
+        while daemon.metric("nvme_writes_total") == ended:
+            answers += 1
+        ready = daemon.metric("slots_ready")
+        ended = daemon.metric("nvme_writes_total")
+        self.put(engine, 100, 10)
+        wire.until(lambda: daemon.metric("slots_ready") == ready + 10, "ten more")
+        self.assertGreater(answers, 5)
+        self.assertLess(daemon.metric("nvme_writes_total"), ended + 8)
+        self.assertEqual(daemon.get("/healthz")[1], "ok\n")
+        self.assertEqual(self.save(daemon)[1:], (0, ""))
+        self.assertEqual(daemon.stop(), 0)
+
     # -- a tier that has blocks, and whose disk is in trouble at the next start ------------------
 
     def hold(self):
