@@ -77,6 +77,8 @@ struct kvist_view {
     uint32_t mapped_count;
     uint32_t leaving_count;
     uint64_t mapped_bytes;
+    uint32_t taken_count; /* tickets that are TAKEN */
+    uint32_t used;        /* as in Commit, since the last one */
     uint32_t held_count;
     uint32_t held[KVIST_GRANTS_MAX]; /* tickets that are HELD, a stack */
     struct kvist_segment_view segments[KVIST_SEGMENTS_MAX];
@@ -350,6 +352,11 @@ KVIST_MUST_USE enum kvist_status kvist_grant_receive_locked(struct kvist_client 
 
 /** Tell the daemon which slots are not wanted any more, where it was away before. */
 void kvist_grant_return_due_locked(struct kvist_client *client, struct kvist_pool *pool);
+
+/** Give up to so many held grants of a pool back. */
+void kvist_grant_give_back_locked(struct kvist_client *client,
+                                  struct kvist_pool *pool,
+                                  uint32_t count);
 
 /** Give all held grants of a pool back, and forget the others: it closes. */
 void kvist_grant_close_locked(struct kvist_client *client, struct kvist_pool *pool);

@@ -77,15 +77,24 @@ static void forget_tickets(struct kvist_epoch *epoch, const struct kvist_pool *p
     }
 }
 
-void kvist_grant_close_locked(struct kvist_client *client, struct kvist_pool *pool)
+void kvist_grant_give_back_locked(struct kvist_client *client,
+                                  struct kvist_pool *pool,
+                                  uint32_t count)
 {
     struct kvist_view *view = kvist_view_current_locked(pool);
-    while (view != NULL && view->held_count > 0) {
+    for (; view != NULL && count > 0 && view->held_count > 0; count--) {
         uint32_t ticket = view->held[--view->held_count];
         client->current->tickets[ticket].state = KVIST_TICKET_RETURN;
     }
     if (client->current != NULL) {
         kvist_grant_return_due_locked(client, pool);
+    }
+}
+
+void kvist_grant_close_locked(struct kvist_client *client, struct kvist_pool *pool)
+{
+    kvist_grant_give_back_locked(client, pool, UINT32_MAX);
+    if (client->current != NULL) {
         forget_tickets(client->current, pool);
     }
     for (struct kvist_epoch *epoch = client->retired; epoch != NULL; epoch = epoch->next) {
@@ -188,6 +197,14 @@ static bool is_stale(const struct kvist_view *view, uint32_t slot)
                                 memory_order_relaxed);
 }
 
+/* Slots were taken, and so many more were wanted. */
+static void note_used(struct kvist_view *view, size_t lacked)
+{
+    size_t used = view->taken_count + lacked;
+    used = used < KVIST_GRANTS_MAX ? used : KVIST_GRANTS_MAX;
+    view->used = used > view->used ? (uint32_t)used : view->used;
+}
+
 enum kvist_status kvist_pool_take(struct kvist_pool *pool,
                                   size_t take_max,
                                   struct kvist_take *takes_out,
@@ -223,6 +240,10 @@ enum kvist_status kvist_pool_take(struct kvist_pool *pool,
     if (returns) {
         kvist_grant_return_due_locked(client, pool);
     }
+    if (usable) {
+        view->taken_count += (uint32_t)count;
+        note_used(view, take_max - count);
+    }
     client->stats.takes += count;
     client->stats.take_shortfalls += count < take_max;
     (void)pthread_mutex_unlock(client->lock);
@@ -244,11 +265,16 @@ static struct kvist_ticket *find_ticket_locked(const struct kvist_pool *pool,
     return fits ? ticket : NULL;
 }
 
-/* A take of an arena that is gone: there is nobody to tell. */
-static void void_ticket(struct kvist_ticket *ticket)
+/* Nobody writes its slot any more. NONE for a take of an arena that is gone: there is nobody to
+   tell. */
+static void end_take_locked(const struct kvist_pool *pool,
+                            const struct kvist_take *take,
+                            struct kvist_ticket *ticket,
+                            enum kvist_ticket_state state)
 {
     if (ticket != NULL) {
-        ticket->state = KVIST_TICKET_NONE;
+        ticket->state = (uint8_t)state;
+        kvist_epoch_find_locked(pool->client, take->instance)->views[pool->index]->taken_count--;
     }
 }
 
@@ -259,9 +285,9 @@ void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, 
     for (size_t index = 0; index < take_count; index++) {
         struct kvist_ticket *ticket = find_ticket_locked(pool, &takes[index]);
         if (client->current == NULL || takes[index].instance != client->current->instance) {
-            void_ticket(ticket);
-        } else if (ticket != NULL) {
-            ticket->state = KVIST_TICKET_RETURN;
+            end_take_locked(pool, &takes[index], ticket, KVIST_TICKET_NONE);
+        } else {
+            end_take_locked(pool, &takes[index], ticket, KVIST_TICKET_RETURN);
         }
     }
     kvist_grant_return_due_locked(client, pool);
@@ -295,7 +321,7 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
                                             uint64_t block_bytes)
 {
     struct kvist_client *client = pool->client;
-    const struct kvist_view *view = kvist_view_current_locked(pool);
+    struct kvist_view *view = kvist_view_current_locked(pool);
     Kvist__Wire__Commit__Block blocks[KVIST_BATCH_KEYS];
     Kvist__Wire__Commit__Block *list[KVIST_BATCH_KEYS];
     size_t block_count = 0;
@@ -307,13 +333,13 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
         parent_tag = kvist_key_tag(key);
         if (client->current == NULL || takes[index].instance != client->current->instance) {
             stale = true;
-            void_ticket(ticket);
+            end_take_locked(pool, &takes[index], ticket, KVIST_TICKET_NONE);
             continue;
         }
         if (ticket == NULL) {
             continue; /* given back already */
         }
-        ticket->state = KVIST_TICKET_RETURN;
+        end_take_locked(pool, &takes[index], ticket, KVIST_TICKET_RETURN);
         encode_block(&takes[index], key, tag, block_bytes, &blocks[block_count]);
         list[block_count] = &blocks[block_count];
         block_count++;
@@ -331,6 +357,7 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
     commit.pool = view->ordinal;
     commit.n_blocks = block_count;
     commit.blocks = list;
+    commit.used = view->used;
     Kvist__Wire__Envelope envelope;
     kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_COMMIT;
@@ -339,7 +366,10 @@ static enum kvist_status post_commit_locked(struct kvist_pool *pool,
     for (size_t index = 0; index < block_count && status == KVIST_OK; index++) {
         finish_ticket(client, &client->current->tickets[blocks[index].ticket]);
     }
-    client->stats.commits += status == KVIST_OK ? block_count : 0;
+    if (status == KVIST_OK) {
+        client->stats.commits += block_count;
+        view->used = view->taken_count;
+    }
     return status == KVIST_OK && stale ? KVIST_STALE : status;
 }
 

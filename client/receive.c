@@ -452,6 +452,22 @@ static enum kvist_status receive_grant(struct kvist_client *client,
     return status;
 }
 
+static enum kvist_status receive_recall(struct kvist_client *client,
+                                        const Kvist__Wire__Recall *message,
+                                        struct kvist_error *err)
+{
+    if (!client->schedules) {
+        return nonsense("a recall to a process that takes no grants", err);
+    }
+    (void)pthread_mutex_lock(client->lock);
+    struct kvist_pool *pool = find_ordinal(client, message->pool);
+    if (pool != NULL) { /* else it was closed meanwhile, and gave all back */
+        kvist_grant_give_back_locked(client, pool, message->count);
+    }
+    (void)pthread_mutex_unlock(client->lock);
+    return KVIST_OK;
+}
+
 /* --- Dispatch ------------------------------------------------------------------------------ */
 
 static enum kvist_status receive_body(struct kvist_client *client,
@@ -469,6 +485,8 @@ static enum kvist_status receive_body(struct kvist_client *client,
         return receive_pool(client, envelope, fd, err);
     case KVIST__WIRE__ENVELOPE__BODY_GRANT:
         return receive_grant(client, envelope->grant, err);
+    case KVIST__WIRE__ENVELOPE__BODY_RECALL:
+        return receive_recall(client, envelope->recall, err);
     case KVIST__WIRE__ENVELOPE__BODY_SEGMENT:
         return receive_segment(client, envelope->segment, fd, err);
     case KVIST__WIRE__ENVELOPE__BODY_POOL_MAP:

@@ -159,6 +159,7 @@ static void on_open_pool(struct kvist_daemon *daemon,
 static void on_commit(struct kvist_connection *connection, const Kvist__Wire__Commit *commit)
 {
     struct kvist_store_session *session = connection->process->session->store;
+    kvist_store_used(session, commit->pool, commit->used);
     for (size_t index = 0; index < commit->n_blocks; index++) {
         const Kvist__Wire__Commit__Block *from = commit->blocks[index];
         struct kvist_store_commit block = {
@@ -170,10 +171,8 @@ static void on_commit(struct kvist_connection *connection, const Kvist__Wire__Co
         };
         memcpy(block.key, from->key.data, sizeof(block.key));
         if (kvist_store_commit(session, commit->pool, &block) == KVIST_INVALID) {
-            kvist_connection_refuse(connection,
-                                    0,
-                                    KVIST_INVALID,
-                                    "commit of a slot that was not granted to this session");
+            kvist_connection_refuse(
+                connection, 0, KVIST_INVALID, "commit of a slot that was not granted to it");
             return;
         }
     }

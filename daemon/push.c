@@ -115,6 +115,18 @@ static void on_revoked(void *ctx,
 }
 
 static void
+on_recalled(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count)
+{
+    Kvist__Wire__Recall body = KVIST__WIRE__RECALL__INIT;
+    body.pool = pool;
+    body.count = count;
+    Kvist__Wire__Envelope envelope = KVIST__WIRE__ENVELOPE__INIT;
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_RECALL;
+    envelope.recall = &body;
+    push(ctx, process, &envelope, NULL);
+}
+
+static void
 on_promoted(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count)
 {
     Kvist__Wire__Promoted body = KVIST__WIRE__PROMOTED__INIT;
@@ -131,5 +143,6 @@ const struct kvist_store_events kvist_push_events = {
     .map_replaced = on_map_replaced,
     .granted = on_granted,
     .revoked = on_revoked,
+    .recalled = on_recalled,
     .promoted = on_promoted,
 };

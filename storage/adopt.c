@@ -451,7 +451,7 @@ static enum kvist_status adopt_attachment(struct kvist_store_session *session, u
         .pool = pool,
         .serial = word(&record->serial),
         .writes = word(&record->writes) != 0,
-        .target = KVIST_GRANT_START,
+        .window_us = store->now_us,
         .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
     };
     if (attachment.mapped == NULL) {
@@ -559,6 +559,7 @@ static bool claim(struct kvist_store_pool *pool, uint32_t slot)
     session->tickets[ticket] = (struct kvist_ticket){.slot = slot, .ordinal = (uint8_t)ordinal};
     session->granted_count++;
     session->attachments[ordinal].granted_count++;
+    session->attachments[ordinal].wants_before++; /* it goes on as it was */
     struct kvist_slot *info = &pool->slots[slot];
     info->reservation = reservation;
     info->ticket = (uint16_t)ticket;

@@ -105,7 +105,7 @@ enum kvist_status kvist_store_commit(struct kvist_store_session *session,
     }
     enum kvist_status status = publish(session, pool, commit);
     kvist_grant_end(session, commit->ticket);
-    session->attachments[ordinal].rests_until_us = 0;
+    kvist_grant_committed(&session->attachments[ordinal]);
     if (status != KVIST_OK) {
         kvist_slot_drop(pool, commit->slot);
         return status;

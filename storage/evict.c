@@ -17,6 +17,8 @@
 #define AHEAD_OF_ARENA  16U
 #define POPULATING_MAX  4U /* segments of one pool at a time */
 #define BURST_OF_AHEAD  4U /* taken from an idle pool at a time, of what is populated ahead */
+#define LOW_PART        32U /* a pool keeps one slot of so many free, and evicts as many more */
+#define BATCH_MAX       1024U
 #define LOOKED_FACTOR   4U /* candidates looked at for each block wanted */
 
 /* --- Lease scan ------------------------------------------------------------------------------ */
@@ -148,7 +150,7 @@ uint32_t kvist_evict_slot_count(const struct kvist_store_pool *pool)
 uint32_t kvist_evict_low(const struct kvist_store_pool *pool)
 {
     uint32_t count = kvist_evict_slot_count(pool);
-    uint32_t low = count / 16 > 4 ? count / 16 : 4;
+    uint32_t low = count / LOW_PART > 4 ? count / LOW_PART : 4;
     return low < count / 4 ? low : count / 4;
 }
 
@@ -458,6 +460,7 @@ static bool take_from_others(struct kvist_store_pool *pool)
     (void)kvist_evict_count_leases(store, NULL);
     struct kvist_segment *segment = choose_segment(donor);
     if (segment == NULL) { /* try another pool, and later this one again */
+        (void)kvist_grant_recall(donor);
         donor->keeps_until_us = store->now_us + KVIST_KEEPS_US;
         pool->take_after_us = store->now_us + KVIST_TAKE_RETRY_US;
         return false;
@@ -562,7 +565,9 @@ void kvist_evict_turn(struct kvist_store_pool *pool)
         return;
     }
     pool->hungry = pool->segment_count < pool->segment_max;
-    bool coming = take_from_others(pool);
+    /* What nobody uses goes before what somebody may. */
+    bool coming = kvist_grant_recall(pool) && pool->usable_free >= kvist_evict_critical(pool);
+    coming = coming || take_from_others(pool);
     uint64_t now_us = pool->store->now_us;
     if (pool->usable_free >= kvist_evict_critical(pool)) {
         pool->starved_since_us = 0;
@@ -573,7 +578,8 @@ void kvist_evict_turn(struct kvist_store_pool *pool)
                    now_us - pool->starved_since_us <= KVIST_SPILL_PATIENCE_US)) {
         return; /* what is idle goes before a block of a pool that is in use */
     }
-    uint32_t batch = count / 16 < 1024 ? count / 16 + 1 : 1024;
+    uint32_t batch = count / LOW_PART < BATCH_MAX ? count / LOW_PART : BATCH_MAX;
+    batch = batch > 0 ? batch : 1;
     if (pool->counts[KVIST_SLOT_READY] > 0) {
         (void)kvist_evict_blocks(pool, low - pool->usable_free + batch);
     }

@@ -1,12 +1,16 @@
 /*
  * grant - slots that a session is given ahead of need.
  *
- * Role        how many a writer may hold, topping them up, saying them again.
+ * Role        how many a writer may hold, topping them up, saying them again, calling them back.
  * Invariants  granted_count == tickets in use == GRANTED slots that name the session
  */
 #include "storage/internal.h"
 
-#define GRANT_RATE_US 1000000U /* a target used up faster than this is doubled */
+#define WINDOW_US       30000000U /* use is remembered for one to two of these */
+#define IDLE_PART       64U
+#define REST_US         1000000U
+#define RECALL_EVERY_US 1000000U
+#define RECALL_WAIT_US  50000U /* nothing is evicted meanwhile unless slots are critical */
 
 void kvist_grant_end(struct kvist_store_session *session, uint32_t ticket)
 {
@@ -18,14 +22,23 @@ void kvist_grant_end(struct kvist_store_session *session, uint32_t ticket)
     session->ticket_free[session->ticket_free_count++] = (uint16_t)ticket;
 }
 
+/* --- How many --------------------------------------------------------------------------------- */
+
+void kvist_grant_begin(struct kvist_attachment *attachment, uint64_t now_us)
+{
+    attachment->wants_before = KVIST_GRANT_START;
+    attachment->window_us = now_us;
+    attachment->fresh_count = KVIST_GRANT_START;
+}
+
 /* While the arena has room, grants cost nothing: each writer may hold half of what it would get if
    the arena were shared out evenly among all writers and one more. Without room every grant takes
    the place of a block: half of the pool alone, at most an eighth beside other writers of it. */
-static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t ordinal)
+static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t ordinal, bool room)
 {
     const struct kvist_store_pool *pool = session->attachments[ordinal].pool;
     uint32_t bound = pool->slot_max / (2 * (session->store->writer_count + 1));
-    if (!kvist_evict_has_room(pool)) {
+    if (!room) {
         uint32_t slots = kvist_evict_slot_count(pool);
         uint32_t part = pool->writer_count <= 1 ? 2 : 8;
         part = pool->writer_count > 2 ? 4 * pool->writer_count : part;
@@ -36,21 +49,98 @@ static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t 
     return bound < tickets ? bound : tickets;
 }
 
-/* Called when a part of the grants was used up. */
-static void adapt_target(struct kvist_attachment *attachment, uint64_t now_us)
+/* What a writer is to hold now. Without room all that use nothing share 1/IDLE_PART of the arena.
+ */
+static uint32_t wanted(const struct kvist_store_session *session, uint32_t ordinal)
 {
-    uint64_t since_us = now_us - attachment->topped_up_us;
-    if (attachment->granted_count <= attachment->target / 2 && attachment->topped_up_us != 0) {
-        if (since_us < GRANT_RATE_US) {
-            attachment->target *= 2;
-        } else if (since_us > 10 * GRANT_RATE_US && attachment->target > KVIST_GRANT_START) {
-            attachment->target /= 2;
-        }
+    const struct kvist_attachment *attachment = &session->attachments[ordinal];
+    bool room = kvist_evict_has_room(attachment->pool);
+    uint32_t least = KVIST_GRANT_START;
+    if (!room) {
+        uint32_t idle = attachment->pool->slot_max / (IDLE_PART * session->store->writer_count);
+        least = idle < least ? idle : least;
+        least = least < KVIST_GRANT_FLOOR ? KVIST_GRANT_FLOOR : least;
     }
-    if (attachment->target > KVIST_GRANTS_MAX) {
-        attachment->target = KVIST_GRANTS_MAX;
+    uint32_t wants =
+        attachment->wants > attachment->wants_before ? attachment->wants : attachment->wants_before;
+    wants = wants > least ? wants : least;
+    uint32_t bound = grant_bound(session, ordinal, room);
+    return wants < bound ? wants : bound;
+}
+
+void kvist_store_used(struct kvist_store_session *session, uint32_t pool, uint32_t used)
+{
+    KVIST_CHECK(session->magic == SESSION_MAGIC);
+    if (kvist_session_pool(session, pool) == NULL) {
+        return;
+    }
+    struct kvist_attachment *attachment = &session->attachments[pool];
+    /* What was committed since the last turn could not be granted anew meanwhile. */
+    used = used == 0 ? attachment->granted_count : used;
+    used = used < KVIST_GRANTS_MAX ? used + attachment->turn_commits : used;
+    /* Half more: a quarter is used up before a top-up. */
+    uint32_t wants = used < KVIST_GRANTS_MAX ? used + used / 2 : KVIST_GRANTS_MAX;
+    attachment->wants = wants > attachment->wants ? wants : attachment->wants;
+}
+
+void kvist_grant_committed(struct kvist_attachment *attachment)
+{
+    attachment->rests_until_us = 0;
+    attachment->turn_commits++;
+    if (attachment->fresh_count > 0 && --attachment->fresh_count == 0) {
+        attachment->wants_before = 0; /* what it uses is known now */
     }
 }
+
+static void turn_window(struct kvist_attachment *attachment, uint64_t now_us)
+{
+    attachment->turn_commits = 0;
+    if (now_us - attachment->window_us >= WINDOW_US) {
+        attachment->window_us = now_us;
+        attachment->wants_before = attachment->wants;
+        attachment->wants = 0;
+        attachment->fresh_count = 0;
+    }
+}
+
+/* Ask for what one writer of the pool holds beyond what it is to hold. @return whether it may come
+ */
+static bool recall(struct kvist_store_session *session, uint32_t ordinal)
+{
+    struct kvist_store *store = session->store;
+    struct kvist_attachment *attachment = &session->attachments[ordinal];
+    struct kvist_store_process *scheduler = kvist_session_scheduler(session);
+    uint32_t target = wanted(session, ordinal);
+    if (scheduler == NULL || !scheduler->loans[ordinal].attached ||
+        attachment->granted_count <= target + target / 4) {
+        return false;
+    }
+    if (store->now_us >= attachment->recall_after_us) {
+        attachment->recall_after_us = store->now_us + RECALL_EVERY_US;
+        store->stats.recalls_total += attachment->granted_count - target;
+        store->options.events.recalled(
+            store->options.ctx, scheduler, ordinal, attachment->granted_count - target);
+    }
+    return store->now_us + RECALL_EVERY_US < attachment->recall_after_us + RECALL_WAIT_US;
+}
+
+bool kvist_grant_recall(struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
+    bool coming = false;
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        struct kvist_store_session *session = store->sessions[index];
+        for (uint32_t ordinal = 0; session != NULL && ordinal < KVIST_SESSION_POOLS_MAX;
+             ordinal++) {
+            if (session->attachments[ordinal].pool == pool) {
+                coming = recall(session, ordinal) || coming;
+            }
+        }
+    }
+    return coming;
+}
+
+/* --- Granting --------------------------------------------------------------------------------- */
 
 static void give(struct kvist_store_session *session, uint32_t ordinal, uint32_t slot)
 {
@@ -84,10 +174,7 @@ static struct kvist_store_grant grant_of(const struct kvist_store_session *sessi
 
 void kvist_grant_rest(struct kvist_store_session *session, uint32_t ordinal)
 {
-    struct kvist_attachment *attachment = &session->attachments[ordinal];
-    attachment->target = attachment->granted_count > KVIST_GRANT_FLOOR ? attachment->granted_count
-                                                                       : KVIST_GRANT_FLOOR;
-    attachment->rests_until_us = session->store->now_us + GRANT_RATE_US;
+    session->attachments[ordinal].rests_until_us = session->store->now_us + REST_US;
 }
 
 /* All that is outstanding, to a scheduler that has attached anew. */
@@ -113,25 +200,23 @@ static void top_up(struct kvist_store_process *process, uint32_t ordinal)
     struct kvist_store_session *session = process->session;
     struct kvist_store *store = session->store;
     struct kvist_attachment *attachment = &session->attachments[ordinal];
+    turn_window(attachment, store->now_us);
     if (store->now_us < attachment->rests_until_us) {
         return;
     }
-    uint32_t bound = grant_bound(session, ordinal);
-    uint32_t wanted = attachment->target < bound ? attachment->target : bound;
+    uint32_t target = wanted(session, ordinal);
     /* A quarter is used up before a message is worth sending; then they are filled up again, as
        fast as there are slots. */
-    if (attachment->granted_count >= wanted) {
+    if (attachment->granted_count >= target) {
         attachment->filling = false;
-    } else if (!attachment->filling && attachment->granted_count <= wanted - (wanted + 3) / 4) {
+    } else if (attachment->granted_count <= target - (target + 3) / 4) {
         attachment->filling = true;
-        adapt_target(attachment, store->now_us);
-        wanted = attachment->target < bound ? attachment->target : bound;
     }
     if (!attachment->filling) {
         return;
     }
     uint32_t count = 0;
-    while (attachment->granted_count < wanted && session->ticket_free_count > 0) {
+    while (attachment->granted_count < target && session->ticket_free_count > 0) {
         uint32_t slot = kvist_session_take_slot(session, ordinal, KVIST_SLOT_GRANTED);
         if (slot == KVIST_SLOT_NONE) {
             break;
@@ -140,7 +225,6 @@ static void top_up(struct kvist_store_process *process, uint32_t ordinal)
         store->grants[count++] = grant_of(session, attachment->pool->slots[slot].ticket);
     }
     if (count > 0) {
-        attachment->topped_up_us = store->now_us;
         store->options.events.granted(store->options.ctx, process, ordinal, store->grants, count);
     }
 }

@@ -180,9 +180,13 @@ struct kvist_attachment {
     uint32_t serial;               /* names it across turns; 0: the place is free */
     bool writes;
     uint32_t granted_count;
-    uint32_t target; /* of grants outstanding */
-    bool filling;    /* towards the target; else a quarter is to be used up first */
-    uint64_t topped_up_us;
+    bool filling;          /* up to what it is to hold; else a quarter is to be used up first */
+    uint32_t wants;        /* grants that its use calls for, in this window */
+    uint32_t wants_before; /* in the window before */
+    uint64_t window_us;    /* when this window began */
+    uint32_t fresh_count;  /* commits until wants_before is no longer a guess */
+    uint32_t turn_commits; /* since its last top-up was looked at */
+    uint64_t recall_after_us;
     uint64_t rests_until_us; /* it gave slots back: no more for a while, unless it commits */
     uint32_t segment_hint;
     uint64_t blocked_until_us; /* no segment with free slots was mapped by all ranks */
@@ -569,10 +573,15 @@ kvist_session_pool(const struct kvist_store_session *session, uint64_t ordinal)
 
 /* --- grant.c --------------------------------------------------------------------------------- */
 
+/* An attachment begins: what it will use is not known. */
+void kvist_grant_begin(struct kvist_attachment *attachment, uint64_t now_us);
 /* The grant under a ticket has ended; the slot's state is the caller's to change. */
 void kvist_grant_end(struct kvist_store_session *session, uint32_t ticket);
 /* It gave slots back: they are not replaced at once. */
 void kvist_grant_rest(struct kvist_store_session *session, uint32_t ordinal);
+void kvist_grant_committed(struct kvist_attachment *attachment);
+/* Ask the pool's writers for grants that they do not use. @return whether some may come soon */
+bool kvist_grant_recall(struct kvist_store_pool *pool);
 void kvist_grant_top_up(struct kvist_store_session *session);
 
 /* --- block.c --------------------------------------------------------------------------------- */

@@ -368,12 +368,12 @@ static enum kvist_status add_attachment(struct kvist_store_session *session,
     struct kvist_attachment attachment = {
         .pool = pool,
         .serial = kvist_roster_serial(session->store),
-        .target = KVIST_GRANT_START,
         .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
     };
     if (attachment.mapped == NULL) {
         return KVIST_NO_MEMORY;
     }
+    kvist_grant_begin(&attachment, session->store->now_us);
     pool->session_count++;
     session->attachments[ordinal] = attachment;
     session->attachment_count++;
@@ -437,7 +437,6 @@ enum kvist_status kvist_store_attach(struct kvist_store_process *process,
     kvist_roster_put_attachment(session, ordinal);
     kvist_roster_set_loan(process, ordinal, true);
     if (process->schedules) {
-        attachment->target = KVIST_GRANT_START;
         attachment->rests_until_us = 0;
     }
     pool->lend_wanted = true;

@@ -264,6 +264,8 @@ static void add_pool(const struct kvist_store_pool *pool, struct kvist_store_sta
     stats->segments += pool->segment_count;
     stats->slots_free += pool->counts[KVIST_SLOT_FREE];
     stats->slots_granted += pool->counts[KVIST_SLOT_GRANTED];
+    stats->free_bytes += pool->counts[KVIST_SLOT_FREE] * pool->about.slot_bytes;
+    stats->granted_bytes += pool->counts[KVIST_SLOT_GRANTED] * pool->about.slot_bytes;
     stats->slots_ready += pool->counts[KVIST_SLOT_READY];
     stats->slots_retired += pool->counts[KVIST_SLOT_RETIRED];
     stats->slots_loading += pool->counts[KVIST_SLOT_LOADING];

@@ -15,9 +15,13 @@
  *             attachments of all pools that write: half of an even share, with one more to come.
  *             Pools grow for it without waiting for commits. Without room the bound is also half
  *             of the pool's slots, or an eighth beside another writer of the pool, 1 / (4 * n)
- *             beside more. Always at least 4, at first at most 256, doubled when half is used up
- *             within a second; KVIST_GRANTS_MAX a session. What is granted stays granted: a
- *             session that is stopped keeps no more than its bound was
+ *             beside more. Within these bounds a writer is granted half more than it was seen to
+ *             use or lack at once in the last 30 to 60 s, as it says itself (kvist_store_used);
+ *             at least 256 while there is room, and 256 until it has made so many commits or 30 s
+ *             are over; without room at least an even share of 1/64 of the arena, 256 at most.
+ *             Always at least 4; KVIST_GRANTS_MAX a session. What is held beyond that is called
+ *             back before blocks go (recalled), and is the session's until it gives it back: one
+ *             that is stopped keeps no more than its bound was
  * Restart     with a keeper, maps, segments, pages, pidfds and the roster (roster.h) outlive this
  *             process. The next store is given them, believes nothing of them that it has not
  *             checked, and goes on: same instance, sessions, ordinals, grants, leases, blocks. It
@@ -83,6 +87,8 @@ struct kvist_store_events {
                     uint32_t pool,
                     uint32_t segment,
                     uint32_t serial);
+    /* Give back up to so many grants that were not taken, with kvist_store_return(). */
+    void (*recalled)(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count);
     /* Of so many keys that the session asked to prefetch nothing more will come: they are there, or
        were not on NVMe, or failed, or were refused. Every key asked for is told once. */
     void (*promoted)(void *ctx, struct kvist_store_process *process, uint32_t pool, uint32_t count);
@@ -147,6 +153,8 @@ struct kvist_store_stats {
     uint64_t segments;
     uint64_t slots_free;
     uint64_t slots_granted;
+    uint64_t free_bytes;            /* of slots */
+    uint64_t granted_bytes;         /* of slots */
     uint64_t slots_ready;
     uint64_t slots_retired;
     uint64_t slots_loading;
@@ -162,6 +170,7 @@ struct kvist_store_stats {
     uint64_t commits_refused_total;   /* no such grant: a buggy or hostile peer */
     uint64_t returns_total;
     uint64_t grants_total;
+    uint64_t recalls_total;           /* grants that engines were asked to give back unused */
     uint64_t evictions_total;
     uint64_t evictions_leased_total;  /* found leased and kept */
     uint64_t touches_total;
@@ -418,6 +427,13 @@ struct kvist_store_commit {
 KVIST_MUST_USE enum kvist_status kvist_store_commit(struct kvist_store_session *session,
                                                     uint32_t pool,
                                                     const struct kvist_store_commit *commit);
+
+/**
+ * The most slots that the scheduler had taken at once since its last commit, with those that it
+ * wanted and did not get; 0: it does not say, all that are granted. Said before the commit; decides
+ * how many it is granted. Any value is good: bounds hold.
+ */
+void kvist_store_used(struct kvist_store_session *session, uint32_t pool, uint32_t used);
 
 /**
  * Give a granted slot back unfilled. It is not replaced by another grant within a second, unless

@@ -136,6 +136,8 @@ static void json_status(const struct kvist_tool *tool,
         "slots_free",
         "leased_slots",
         "slots_granted",
+        "free_bytes",
+        "granted_bytes",
         "pools",
         "sessions",
         "processes",
@@ -198,9 +200,11 @@ static void print_status(const struct kvist_tool *tool,
                  kvist_tool_size(count(stat, "arena_bytes"), two),
                  (unsigned long long)count(stat, "slots_ready"),
                  kvist_tool_size(count(stat, "block_bytes_ready"), (char[32]){0}));
-    (void)printf("slots      %llu free, %llu granted, %llu leased\n",
+    (void)printf("slots      %llu free (%s), %llu granted (%s), %llu leased\n",
                  (unsigned long long)count(stat, "slots_free"),
+                 kvist_tool_size(count(stat, "free_bytes"), one),
                  (unsigned long long)count(stat, "slots_granted"),
+                 kvist_tool_size(count(stat, "granted_bytes"), two),
                  (unsigned long long)count(stat, "leased_slots"));
     if (count(stat, "nvme_present") != 0) {
         (void)printf("nvme       %llu blocks, %s of %s on disk\n",
@@ -307,7 +311,9 @@ static void json_pool(struct kvist_json *json, const Kvist__Wire__PoolInfo *pool
     kvist_json_number(json, "nvme_blocks", pool->nvme_blocks);
     kvist_json_number(json, "leased_slots", pool->leased_slots);
     kvist_json_number(json, "granted_slots", pool->granted_slots);
+    kvist_json_number(json, "granted_bytes", pool->granted_slots * pool->slot_bytes);
     kvist_json_number(json, "free_slots", pool->free_slots);
+    kvist_json_number(json, "free_bytes", pool->free_slots * pool->slot_bytes);
     kvist_json_number(json, "generation", pool->generation);
     kvist_json_number(json, "sessions", pool->sessions);
     kvist_json_close(json);
@@ -318,9 +324,11 @@ static void print_pool(const Kvist__Wire__PoolInfo *pool)
     char id[2 * KVIST_KEY_BYTES + 1];
     char slot[32];
     char dram[32];
+    char granted[32];
+    char unused[32];
     kvist_key_format(pool->pool_id.data, id);
     (void)printf("%s\n  %s\n  slots of %s: %llu blocks in memory (%s), %llu on NVMe, %llu leased, "
-                 "%llu granted, %llu free; %llu segments, %llu engines%s%s\n",
+                 "%llu granted (%s), %llu free (%s); %llu segments, %llu engines%s%s\n",
                  id,
                  pool->description,
                  kvist_tool_size(pool->slot_bytes, slot),
@@ -329,7 +337,9 @@ static void print_pool(const Kvist__Wire__PoolInfo *pool)
                  (unsigned long long)pool->nvme_blocks,
                  (unsigned long long)pool->leased_slots,
                  (unsigned long long)pool->granted_slots,
+                 kvist_tool_size(pool->granted_slots * pool->slot_bytes, granted),
                  (unsigned long long)pool->free_slots,
+                 kvist_tool_size(pool->free_slots * pool->slot_bytes, unused),
                  (unsigned long long)pool->segments,
                  (unsigned long long)pool->sessions,
                  pool->tenant[0] != '\0' ? ", tenant " : "",

@@ -297,6 +297,7 @@ static enum kvist_status check_commit(const Kvist__Wire__Envelope *envelope,
     const Kvist__Wire__Commit *commit = envelope->commit;
     TRY(check_pool(commit->pool, err));
     TRY(check_count(commit->n_blocks, KVIST_KEYS_MAX, "blocks", err));
+    TRY(check_count(commit->used, KVIST_GRANTS_MAX, "used slots", err));
     for (size_t index = 0; index < commit->n_blocks; index++) {
         const Kvist__Wire__Commit__Block *block = commit->blocks[index];
         TRY(check_slot(block->slot, block->ticket, block->reservation, err));
@@ -372,6 +373,13 @@ static enum kvist_status check_grant(const Kvist__Wire__Envelope *envelope, stru
         TRY(check_slot(slot->slot, slot->ticket, slot->reservation, err));
     }
     return KVIST_OK;
+}
+
+static enum kvist_status check_recall(const Kvist__Wire__Envelope *envelope,
+                                      struct kvist_error *err)
+{
+    TRY(check_pool(envelope->recall->pool, err));
+    return check_count(envelope->recall->count, KVIST_GRANTS_MAX, "recalled slots", err);
 }
 
 static enum kvist_status check_new_segment(const Kvist__Wire__Envelope *envelope,
@@ -454,6 +462,7 @@ static const struct body_row body_table[] = {
     ROW(POOL_MAP,      PUSHED,  "pool_map",      check_pool_map),
     ROW(REVOKE,        PUSHED,  "revoke",        check_revoke),
     ROW(PROMOTED,      PUSHED,  "promoted",      check_promoted),
+    ROW(RECALL,        PUSHED,  "recall",        check_recall),
 };
 #undef ROW
 /* clang-format on */

@@ -211,7 +211,7 @@ class Peer:
             self.waiting.append(message)
 
     def hello(self, role=TOOL, session=b"", rank=0, ranks=0, **fields):
-        values = {1: 1, 2: 1, 3: 2, 4: role, 5: session, 6: rank, 7: ranks, 8: "test"}
+        values = {1: 1, 2: 2, 3: 2, 4: role, 5: session, 6: rank, 7: ranks, 8: "test"}
         values.update(fields.get("values", {}))
         return self.request(HELLO, values)
 

@@ -152,15 +152,15 @@ class Garbage(harness.Case):
 
     def test_versions(self):
         for values, status in (({1: 2}, wire.VERSION), ({1: 0}, wire.VERSION),
-                               ({2: 3}, wire.VERSION), ({2: 0xFFFFFFFF}, wire.VERSION)):
+                               ({2: 4}, wire.VERSION), ({2: 0xFFFFFFFF}, wire.VERSION)):
             with self.subTest(values=values):
                 peer = self.peer(greet=False)
-                peer.send(wire.HELLO, {1: 1, 2: 1, 3: 2, 4: 0, **values}, 1)
+                peer.send(wire.HELLO, {1: 1, 2: 2, 3: 2, 4: 0, **values}, 1)
                 self.assert_ends(peer, status, "update the older")
         peer = self.peer(greet=False)
-        peer.send(wire.HELLO, {1: 1, 2: 1, 3: 99, 4: wire.ENGINE, 5: SESSION, 7: 1}, 1)
+        peer.send(wire.HELLO, {1: 1, 2: 2, 3: 99, 4: wire.ENGINE, 5: SESSION, 7: 1}, 1)
         self.assert_ends(peer, wire.VERSION, "layout 99")
-        for values in ({2: 0}, {2: 2}, {3: 99}):  # a minor one away; a tool maps nothing
+        for values in ({2: 1}, {2: 3}, {3: 99}):  # a minor one away; a tool maps nothing
             reply = self.peer(greet=False).hello(values=values)
             self.assertEqual(reply.body, wire.HELLO_REPLY)
 
@@ -486,7 +486,7 @@ sys.stdin.readline()
         daemon = self.start()
         with wire.Peer(daemon.socket) as one, wire.Peer(daemon.socket) as other:
             one.hello(wire.WORKER, SESSION, 0, 2).close()
-            other.send(wire.HELLO, {1: 1, 3: 2, 4: wire.WORKER, 5: SESSION, 6: 1, 7: 3}, 1)
+            other.send(wire.HELLO, {1: 1, 2: 2, 3: 2, 4: wire.WORKER, 5: SESSION, 6: 1, 7: 3}, 1)
             self.assert_ends(other, wire.INVALID, "ranks")
         self.assert_serves(daemon)
 

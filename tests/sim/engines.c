@@ -11,7 +11,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-enum kind { LENT, MAP, GRANTED, REVOKED, PROMOTED };
+enum kind { LENT, MAP, GRANTED, RECALLED, REVOKED, PROMOTED };
 
 struct kvist_sim_message {
     struct kvist_sim_message *next;
@@ -122,6 +122,13 @@ static void revoked(void *ctx,
 }
 
 static void
+recalled(void *ctx, struct kvist_store_process *process, uint32_t ordinal, uint32_t count)
+{
+    (void)ctx;
+    queue(process, RECALLED, ordinal, 0)->serial = count;
+}
+
+static void
 promoted(void *ctx, struct kvist_store_process *process, uint32_t ordinal, uint32_t count)
 {
     (void)ctx;
@@ -142,6 +149,7 @@ struct kvist_store_options kvist_sim_engine_options(uint64_t arena_bytes)
                                                  .map_replaced = map_replaced,
                                                  .granted = granted,
                                                  .revoked = revoked,
+                                                 .recalled = recalled,
                                                  .promoted = promoted};
     return options;
 }
@@ -204,6 +212,19 @@ static void receive_grants(struct kvist_sim_engine *mine, struct kvist_sim_messa
     arrive.granted(NULL, message->process, message->ordinal, message->grants, kept);
 }
 
+static void give_back(struct kvist_sim_engine *mine, uint32_t ordinal, uint32_t count)
+{
+    struct kvist_test_pool *pool = &mine->engine->pools[ordinal];
+    kvist_sim_trace(
+        "  engine %u is to give back %u grants of ordinal %u", number_of(mine), count, ordinal);
+    for (; count > 0 && pool->grant_count > 0 && mine->order_count < KVIST_SIM_ORDERS; count--) {
+        const struct kvist_store_grant *grant = &pool->grants[--pool->grant_count];
+        kvist_sim_model_take(grant->reservation); /* nor is it again, should it be said again */
+        mine->orders[mine->order_count++] = (struct kvist_sim_order){
+            .fill = {.ordinal = ordinal, .grant = *grant}, .returns = true};
+    }
+}
+
 static void take_in(struct kvist_sim_engine *mine, struct kvist_sim_message *message)
 {
     struct kvist_store_process *process = message->process;
@@ -218,6 +239,9 @@ static void take_in(struct kvist_sim_engine *mine, struct kvist_sim_message *mes
         break;
     case GRANTED:
         receive_grants(mine, message);
+        break;
+    case RECALLED:
+        give_back(mine, ordinal, message->serial);
         break;
     case REVOKED:
         arrive.revoked(NULL, process, ordinal, message->segment, message->serial);

@@ -114,6 +114,15 @@ static void revoked(void *ctx,
 }
 
 static void
+recalled(void *ctx, struct kvist_store_process *process, uint32_t ordinal, uint32_t count)
+{
+    (void)ctx;
+    struct kvist_test_member *member = kvist_store_process_ctx(process);
+    member->engine->pools[ordinal].recalled += count;
+    member->engine->pools[ordinal].recall_due = count;
+}
+
+static void
 promoted(void *ctx, struct kvist_store_process *process, uint32_t ordinal, uint32_t count)
 {
     (void)ctx;
@@ -135,6 +144,7 @@ struct kvist_store_options kvist_test_options(uint64_t arena_bytes)
                 .map_replaced = map_replaced,
                 .granted = granted,
                 .revoked = revoked,
+                .recalled = recalled,
                 .promoted = promoted,
             },
     };
@@ -413,15 +423,35 @@ void kvist_test_engine_unmap_revoked(struct kvist_test_engine *engine)
     }
 }
 
+void kvist_test_engine_give_back(struct kvist_test_engine *engine)
+{
+    for (uint32_t ordinal = 0; ordinal < engine->pool_count; ordinal++) {
+        struct kvist_test_pool *mine = &engine->pools[ordinal];
+        for (; mine->recall_due > 0 && mine->grant_count > 0; mine->recall_due--) {
+            const struct kvist_store_grant *grant = &mine->grants[--mine->grant_count];
+            KVIST_TEST_STATUS(kvist_store_return(engine->session,
+                                                 ordinal,
+                                                 grant->slot,
+                                                 grant->ticket,
+                                                 grant->reservation),
+                              KVIST_OK);
+        }
+        mine->recall_due = 0;
+    }
+}
+
 bool kvist_test_engine_take(struct kvist_test_engine *engine,
                             uint32_t ordinal,
                             struct kvist_store_grant *grant_out)
 {
     struct kvist_test_pool *mine = &engine->pools[ordinal];
     if (mine->grant_count == 0) {
+        mine->used = mine->used > mine->taken ? mine->used : mine->taken + 1;
         return false;
     }
     *grant_out = mine->grants[--mine->grant_count];
+    mine->taken++;
+    mine->used = mine->used > mine->taken ? mine->used : mine->taken;
     return true;
 }
 
@@ -482,6 +512,10 @@ enum kvist_status kvist_test_engine_commit(struct kvist_test_engine *engine,
         .block_bytes = bytes,
     };
     kvist_test_key(number, commit.key);
+    struct kvist_test_pool *mine = &engine->pools[ordinal];
+    kvist_store_used(engine->session, ordinal, mine->used);
+    mine->taken -= mine->taken > 0;
+    mine->used = mine->taken;
     return kvist_store_commit(engine->session, ordinal, &commit);
 }
 

@@ -40,7 +40,11 @@ struct kvist_test_pool {
     struct kvist_store_grant grants[KVIST_GRANTS_MAX];
     uint32_t grant_count;
     uint32_t granted_total;
+    uint32_t taken; /* and not committed */
+    uint32_t used;  /* the most of them at once since the last commit, and what was lacking */
     uint32_t maps_replaced;
+    uint32_t recalled;   /* asked for, in all */
+    uint32_t recall_due; /* by the last recall, not given back yet */
     uint32_t promoted;
 };
 
@@ -114,6 +118,9 @@ void kvist_test_engine_close(struct kvist_test_engine **engine);
 
 /** Answer what was revoked. */
 void kvist_test_engine_unmap_revoked(struct kvist_test_engine *engine);
+
+/** Give back, of what is not taken, as many grants as were recalled. */
+void kvist_test_engine_give_back(struct kvist_test_engine *engine);
 
 /** Take a grant. false: there is none. */
 bool kvist_test_engine_take(struct kvist_test_engine *engine,

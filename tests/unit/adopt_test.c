@@ -564,6 +564,7 @@ static void a_smaller_arena_takes_the_rest_back(void)
     }
     KVIST_TEST_TRUE(store->used_bytes > ARENA);
     kvist_test_engine_close(&second); /* its pool is idle from now on */
+    uint32_t granted = pool_now()->counts[KVIST_SLOT_GRANTED];
     options.arena_bytes = ARENA;
     restart_warm();
     KVIST_TEST_TRUE(store->used_bytes > ARENA);
@@ -575,6 +576,7 @@ static void a_smaller_arena_takes_the_rest_back(void)
         kvist_test_engine_unmap_revoked(engine);
     }
     KVIST_TEST_TRUE(store->used_bytes <= ARENA);
+    KVIST_TEST_TRUE(engine->pools[ordinal].grant_count <= granted); /* as before, not as if new */
     KVIST_TEST_TRUE(pool_now()->counts[KVIST_SLOT_READY] > ready / 2);
 }
 

@@ -294,6 +294,7 @@ static void handle(struct peer *peer, const Kvist__Wire__Envelope *envelope)
         break;
     case KVIST__WIRE__ENVELOPE__BODY_COMMIT:
         record_commit(peer, envelope->commit);
+        peer->used = envelope->commit->used;
         break;
     case KVIST__WIRE__ENVELOPE__BODY_RETURN_SLOTS:
         record_return(peer, envelope->return_slots);
@@ -478,6 +479,19 @@ void peer_send_grant(struct peer *peer, uint32_t slot, uint32_t ticket, uint64_t
     kvist__wire__envelope__init(&envelope);
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_GRANT;
     envelope.grant = &message;
+    peer_send(peer, &envelope, -1);
+}
+
+void peer_send_recall(struct peer *peer, uint32_t count)
+{
+    Kvist__Wire__Recall message;
+    kvist__wire__recall__init(&message);
+    message.pool = peer->ordinal;
+    message.count = count;
+    Kvist__Wire__Envelope envelope;
+    kvist__wire__envelope__init(&envelope);
+    envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_RECALL;
+    envelope.recall = &message;
     peer_send(peer, &envelope, -1);
 }
 

@@ -64,6 +64,7 @@ struct peer {
     uint32_t unmapped_count;
     struct peer_record commits[PEER_RECORDS];
     uint32_t commit_count;
+    uint32_t used; /* of the last Commit */
     struct peer_record returns[PEER_RECORDS];
     uint32_t return_count;
     uint32_t prefetch_count;
@@ -97,6 +98,7 @@ void peer_send_raw(struct peer *peer, const void *bytes, size_t length);
 void peer_send_segment(struct peer *peer, uint32_t segment, uint32_t serial);
 void peer_send_map(struct peer *peer);
 void peer_send_grant(struct peer *peer, uint32_t slot, uint32_t ticket, uint64_t reservation);
+void peer_send_recall(struct peer *peer, uint32_t count);
 void peer_send_revoke(struct peer *peer, uint32_t segment, uint32_t serial);
 
 /** The slot table of the pool map, the touch ring of the page, for tests that spoil or read them.

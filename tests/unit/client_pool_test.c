@@ -303,6 +303,66 @@ static void what_is_not_wanted_is_returned(void)
     KVIST_TEST_EQUAL(peer_mapped_record(&fix.peer, 0, 0), 0);
 }
 
+static void what_is_recalled_is_returned_unless_it_is_taken(void)
+{
+    struct kvist_take takes[4];
+    struct kvist_client_stats stats;
+    size_t count = 0;
+    client_bring_up();
+    for (uint32_t slot = 0; slot < 4; slot++) {
+        peer_send_grant(&fix.peer, slot, 10 + slot, 501 + slot);
+    }
+    UNTIL((kvist_client_stats(fix.client, &stats), stats.grants_held == 4));
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 1, takes, &count), KVIST_OK);
+    peer_send_recall(&fix.peer, 2);
+    UNTIL(fix.peer.return_count == 2);
+    peer_send_recall(&fix.peer, KVIST_GRANTS_MAX);
+    UNTIL(fix.peer.return_count == 3);
+    for (uint32_t index = 0; index < 3; index++) {
+        KVIST_TEST_TRUE(fix.peer.returns[index].reservation != takes[0].reservation);
+    }
+    peer_send_recall(&fix.peer, 1);
+    client_step_for(20000);
+    KVIST_TEST_EQUAL(fix.peer.return_count, 3);
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 1, takes + 1, &count), KVIST_OK);
+    KVIST_TEST_EQUAL(count, 0);
+    kvist_client_stats(fix.client, &stats);
+    KVIST_TEST_EQUAL(stats.grants_held, 0);
+    /* What was taken is as good as before. */
+    uint8_t key[KVIST_KEY_BYTES];
+    client_key(9, key);
+    KVIST_TEST_STATUS(kvist_pool_commit(fix.pool, takes, key, 1, NULL, 4096), KVIST_OK);
+    UNTIL(fix.peer.commit_count == 1);
+    KVIST_TEST_EQUAL(fix.peer.commits[0].reservation, takes[0].reservation);
+}
+
+static void a_commit_says_how_many_slots_were_used(void)
+{
+    struct kvist_take takes[8];
+    struct kvist_client_stats stats;
+    uint8_t keys[8][KVIST_KEY_BYTES];
+    size_t count = 0;
+    client_bring_up();
+    for (uint32_t slot = 0; slot < 6; slot++) {
+        client_key(slot + 1, keys[slot]);
+        peer_send_grant(&fix.peer, slot, slot, 501 + slot);
+    }
+    UNTIL((kvist_client_stats(fix.client, &stats), stats.grants_held == 6));
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 2, takes, &count), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 1, takes + 2, &count), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_pool_commit(fix.pool, takes, keys[0], 3, NULL, 4096), KVIST_OK);
+    UNTIL(fix.peer.commit_count == 3);
+    KVIST_TEST_EQUAL(fix.peer.used, 3);
+    KVIST_TEST_STATUS(kvist_pool_take(fix.pool, 8, takes, &count), KVIST_OK);
+    KVIST_TEST_EQUAL(count, 3);
+    KVIST_TEST_STATUS(kvist_pool_commit(fix.pool, takes, keys[3], 1, NULL, 4096), KVIST_OK);
+    UNTIL(fix.peer.commit_count == 4);
+    KVIST_TEST_EQUAL(fix.peer.used, 8);
+    KVIST_TEST_STATUS(kvist_pool_commit(fix.pool, takes + 1, keys[4], 2, NULL, 4096), KVIST_OK);
+    UNTIL(fix.peer.commit_count == 6);
+    KVIST_TEST_EQUAL(fix.peer.used, 2); /* of those, none was taken since */
+}
+
 static void a_lost_commit_is_returned_and_never_taken_again(void)
 {
     struct kvist_take take;
@@ -536,6 +596,8 @@ int main(void)
         {"a leased slot is never reused", a_leased_slot_is_never_reused},
         {"slots are taken, marked and committed", slots_are_taken_marked_and_committed},
         {"what is not wanted is returned", what_is_not_wanted_is_returned},
+        {"what is recalled is returned", what_is_recalled_is_returned_unless_it_is_taken},
+        {"a commit says what was used", a_commit_says_how_many_slots_were_used},
         {"a lost commit is returned, never taken", a_lost_commit_is_returned_and_never_taken_again},
         {"a grant is not changed while it is held", a_grant_is_not_changed_while_it_is_held},
         {"grants from before a clear go back", grants_from_before_a_clear_go_back},

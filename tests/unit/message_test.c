@@ -259,6 +259,9 @@ static void commit(void)
     body.n_blocks = 1;
     REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
     REFUSED_WITH(&envelope, block.slot, block.slot + 1);
+    body.used = KVIST_GRANTS_MAX;
+    accepted(&envelope);
+    REFUSED_WITH(&envelope, body.used, KVIST_GRANTS_MAX + 1);
     REFUSED_WITH(&envelope, block.ticket, KVIST_GRANTS_MAX);
     REFUSED_WITH(&envelope, block.reservation, 0);
     REFUSED_WITH(&envelope, block.key, data(31));
@@ -510,6 +513,15 @@ static void segment_and_revoke(void)
     REFUSED_WITH(&envelope, revoke.segment, KVIST_SEGMENTS_MAX);
 }
 
+static void recall(void)
+{
+    ENVELOPE(body, 0, Recall, RECALL, recall);
+    body.count = KVIST_GRANTS_MAX;
+    accepted(&envelope);
+    REFUSED_WITH(&envelope, body.pool, KVIST_SESSION_POOLS_MAX);
+    REFUSED_WITH(&envelope, body.count, KVIST_GRANTS_MAX + 1);
+}
+
 static void pool_map_and_promoted(void)
 {
     ENVELOPE(body, 0, PoolMap, POOL_MAP, pool_map);
@@ -722,6 +734,7 @@ int main(void)
         {"clear and admin replies", clear_and_admin_replies},
         {"grant", grant},
         {"segment and revoke", segment_and_revoke},
+        {"recall", recall},
         {"pool map and promoted", pool_map_and_promoted},
         {"the wrong side is refused", the_wrong_side_is_refused},
         {"a body must be there", a_body_must_be_there},

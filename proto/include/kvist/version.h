@@ -8,7 +8,7 @@
 #define KVIST_VERSION_H
 
 #define KVIST_WIRE_MAJOR     1U
-#define KVIST_WIRE_MINOR     1U
+#define KVIST_WIRE_MINOR     2U
 #define KVIST_LAYOUT_VERSION 2U
 
 #endif
