@@ -138,6 +138,7 @@ void kvist_store_leave(struct kvist_store *store)
     }
     KVIST_CHECK(store->magic == STORE_MAGIC);
     stop_threads(store);
+    store->roster->adopts = 0; /* whatever it ends of, it is not of what it adopted */
     kvist_store_make_private(store);
     store->left = true;
 }
