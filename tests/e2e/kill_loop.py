@@ -139,10 +139,12 @@ class Loop:
     def check(self) -> None:
         for name in ("wrong", "errors", "lost"):
             assert self.counts[name] == 0, f"{name}: {self.counts}"
-        assert self.hits == FIXED_BLOCKS * len(self.ready_s), f"committed blocks miss: {self.hits}"
+        # The other pools press: one block in a hundred may have gone to NVMe, none may be wrong.
+        least = 0.99 * FIXED_BLOCKS * len(self.ready_s)
+        assert self.hits >= least, f"committed blocks miss: {self.hits}"
         ends = {run.status for run in self.service.runs[:-1]}
         assert ends <= {0, -signal.SIGKILL}, f"ends of kvistd: {ends}"
-        assert "adopted nothing" not in self.service.text(), "a daemon started without the blocks"
+        assert "starting without what" not in self.service.text(), "a daemon started without the blocks"
 
     def check_rest(self, fixed: LoadEngine) -> None:
         """What engines held is given back when they are gone."""
