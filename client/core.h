@@ -6,9 +6,9 @@
  *             memory continues the current epoch; one that comes back without starts another, and
  *             the old epoch goes when nothing of it is leased or pinned.
  * Threads     `lock` guards everything unless said otherwise, and is never held over a system call
- *             that can wait, nor over a callback. `pump_lock` makes one thread at a time the
- * pumping thread; it is taken before `lock`, never after. Marked "pump": only the pumping thread
- *             changes it, so that the pumping thread reads it without `lock`.
+ *             that can wait, nor over a callback. `pump_mutex` makes one thread at a time the
+ *             pumping thread; it is taken before `lock`, never after. Marked "pump": only the
+ *             pumping thread changes it, so that the pumping thread reads it without `lock`.
  * Invariants  every lease record of a page is free, never used, or counted in its view's leases;
  *             every ticket of a page is in one enum kvist_ticket_state
  */

@@ -414,13 +414,9 @@ static enum kvist_status lend_again(struct kvist_store_process *process, uint32_
 {
     struct kvist_store_pool *pool = process->session->attachments[ordinal].pool;
     struct kvist_loan *loan = &process->loans[ordinal];
-    loan->lent = calloc(pool->segment_max, sizeof(loan->lent[0]));
-    loan->told = calloc(pool->segment_max, sizeof(loan->told[0]));
-    if (loan->lent == NULL || loan->told == NULL) {
-        free(loan->lent);
-        free(loan->told);
-        loan->lent = NULL;
-        return KVIST_NO_MEMORY;
+    enum kvist_status status = kvist_session_make_loan(loan, pool);
+    if (status != KVIST_OK) {
+        return status;
     }
     /* It may have mapped whatever exists. */
     for (uint32_t index = 0; process->maps_segments && index < pool->segment_max; index++) {

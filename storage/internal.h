@@ -546,6 +546,9 @@ void kvist_pool_put(struct kvist_store_pool *pool);
 /* A session that is in no list yet, without its page. */
 struct kvist_store_session *
 kvist_session_make(struct kvist_store *store, const uint8_t id[16], uint32_t serial);
+/* Room for what a process is lent of a pool; nothing is lent yet. On failure nothing has changed. */
+KVIST_MUST_USE enum kvist_status kvist_session_make_loan(struct kvist_loan *loan,
+                                                         const struct kvist_store_pool *pool);
 /* End an attachment that no process has a loan of. */
 void kvist_session_settle(struct kvist_store_session *session, uint32_t ordinal);
 /* Take a FREE slot that every rank of the session has mapped. KVIST_SLOT_NONE: there is none. */

@@ -381,18 +381,28 @@ static enum kvist_status add_attachment(struct kvist_store_session *session,
     return KVIST_OK;
 }
 
+enum kvist_status kvist_session_make_loan(struct kvist_loan *loan,
+                                          const struct kvist_store_pool *pool)
+{
+    uint32_t *lent = calloc(pool->segment_max, sizeof(*lent));
+    uint32_t *told = calloc(pool->segment_max, sizeof(*told));
+    if (lent == NULL || told == NULL) {
+        free(lent);
+        free(told);
+        return KVIST_NO_MEMORY;
+    }
+    loan->lent = lent;
+    loan->told = told;
+    return KVIST_OK;
+}
+
 static enum kvist_status open_loan(struct kvist_loan *loan, const struct kvist_store_pool *pool)
 {
     if (loan->lent == NULL) {
-        uint32_t *lent = calloc(pool->segment_max, sizeof(*lent));
-        uint32_t *told = calloc(pool->segment_max, sizeof(*told));
-        if (lent == NULL || told == NULL) {
-            free(lent);
-            free(told);
-            return KVIST_NO_MEMORY;
+        enum kvist_status status = kvist_session_make_loan(loan, pool);
+        if (status != KVIST_OK) {
+            return status;
         }
-        loan->lent = lent;
-        loan->told = told;
     } else {
         memset(loan->told, 0, pool->segment_max * sizeof(loan->told[0]));
     }
