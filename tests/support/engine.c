@@ -161,6 +161,13 @@ struct kvist_store *kvist_test_store_open(const struct kvist_store_options *opti
     return store;
 }
 
+struct kvist_store_stats kvist_test_stats(struct kvist_store *store)
+{
+    struct kvist_store_stats stats;
+    kvist_store_stats(store, &stats);
+    return stats;
+}
+
 void kvist_test_settle(struct kvist_store *store)
 {
     for (unsigned quiet = 0; quiet < QUIET_TURNS;) {

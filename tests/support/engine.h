@@ -71,6 +71,8 @@ struct kvist_store *kvist_test_store_open(const struct kvist_store_options *opti
 /** Turn until nothing has happened for a while; checks all invariants. */
 void kvist_test_settle(struct kvist_store *store);
 
+struct kvist_store_stats kvist_test_stats(struct kvist_store *store);
+
 /** Settle while a condition holds, for so long that only what is broken still does. */
 #define KVIST_TEST_PATIENCE_US 60000000U
 #define KVIST_TEST_SETTLE_WHILE(store, condition)                                                  \

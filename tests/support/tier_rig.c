@@ -3,6 +3,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "storage/record.h"
+#include "tests/support/unit.h"
 
 #include <ftw.h>
 #include <poll.h>
@@ -81,7 +82,7 @@ void kvist_rig_init(struct kvist_rig *rig, uint64_t bytes_max)
 void kvist_rig_fini(struct kvist_rig *rig)
 {
     kvist_rig_close(rig);
-    kvist_rig_remove(rig->path);
+    kvist_unit_remove_tree(rig->path);
     free(rig->loaded);
     free(rig->memory);
 }
@@ -320,18 +321,4 @@ uint64_t kvist_rig_du(const char *path)
     du_bytes = 0;
     (void)nftw(path, du_entry, 8, FTW_PHYS);
     return du_bytes;
-}
-
-static int remove_entry(const char *path, const struct stat *state, int flag, struct FTW *walk)
-{
-    (void)state;
-    (void)flag;
-    (void)walk;
-    (void)remove(path);
-    return 0;
-}
-
-void kvist_rig_remove(const char *path)
-{
-    (void)nftw(path, remove_entry, 8, FTW_PHYS | FTW_DEPTH);
 }

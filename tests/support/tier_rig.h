@@ -90,7 +90,4 @@ struct kvist_tier_stats kvist_rig_stats(const struct kvist_rig *rig);
 /** Bytes on disk of everything under a directory, as du(1) counts. */
 uint64_t kvist_rig_du(const char *path);
 
-/** Remove a directory with all in it. */
-void kvist_rig_remove(const char *path);
-
 #endif

@@ -2,6 +2,7 @@
 
 #include <CUnit/Basic.h>
 
+#include <ftw.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,4 +89,17 @@ int kvist_unit_main(const char *suite_name,
     unsigned failures = CU_get_number_of_failures();
     CU_cleanup_registry();
     return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static int remove_entry(const char *path, const struct stat *state, int type, struct FTW *walk)
+{
+    (void)state;
+    (void)type;
+    (void)walk;
+    return remove(path);
+}
+
+void kvist_unit_remove_tree(const char *path)
+{
+    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }

@@ -29,6 +29,9 @@ int kvist_unit_main(const char *suite,
                     void (*setup)(void),
                     void (*teardown)(void));
 
+/* Remove a directory and all that is in it; what cannot be removed stays. */
+void kvist_unit_remove_tree(const char *path);
+
 /* Report a failed comparison with both values; `fatal` leaves the case. */
 void kvist_unit_compare(
     uint64_t actual, uint64_t expected, const char *text, const char *file, unsigned line);

@@ -4,7 +4,6 @@
 #include "tests/support/unit.h"
 #include "tests/support/vault.h"
 
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -22,17 +21,9 @@ static struct kvist_store_options options;
 static struct kvist_store *store;
 static struct kvist_test_engine *engine;
 
-static int remove_entry(const char *name, const struct stat *info, int type, struct FTW *walk)
-{
-    (void)info;
-    (void)type;
-    (void)walk;
-    return remove(name);
-}
-
 static void remove_tier(void)
 {
-    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    kvist_unit_remove_tree(path);
 }
 
 static void open_store(void)

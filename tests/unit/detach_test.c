@@ -23,13 +23,6 @@ static void teardown(void)
     kvist_store_close(&store);
 }
 
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
-}
-
 static struct kvist_store_pool_info info_of(uint32_t index)
 {
     struct kvist_store_pool_info info;
@@ -69,12 +62,12 @@ static void a_session_goes_through_many_pools(void)
     for (uint8_t number = 0; number < 3 * KVIST_SESSION_POOLS_MAX; number++) {
         KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool_of(number)), 0);
         put_range(engine, 0, 0, 10);
-        KVIST_TEST_TRUE(stats_now().slots_granted > 0);
+        KVIST_TEST_TRUE(kvist_test_stats(store).slots_granted > 0);
         struct kvist_store_grant grant;
         KVIST_TEST_FATAL(kvist_test_engine_take(engine, 0, &grant));
         kvist_test_engine_detach(engine, 0);
         check();
-        KVIST_TEST_EQUAL(stats_now().slots_granted, 0);
+        KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, 0);
         KVIST_TEST_EQUAL(info_of(number).sessions, 0);
         KVIST_TEST_TRUE(info_of(number).slots_ready > 0);
         /* Nothing is known of that place any more. */
@@ -114,7 +107,7 @@ static void holes_are_filled(void)
     kvist_test_settle(store);
     put_range(engine, 2, 0, 5);
     kvist_test_engine_close(&engine);
-    KVIST_TEST_EQUAL(stats_now().slots_granted, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, 0);
     check();
 }
 
@@ -129,7 +122,7 @@ static void the_last_process_ends_it(void)
     kvist_store_detach(engine->members[0].process, 0); /* the scheduler */
     kvist_test_settle(store);
     KVIST_TEST_EQUAL(info_of(0).sessions, 1);
-    KVIST_TEST_TRUE(stats_now().slots_granted > 0); /* a rank may be writing there */
+    KVIST_TEST_TRUE(kvist_test_stats(store).slots_granted > 0); /* a rank may be writing there */
     KVIST_TEST_EQUAL(info_of(0).slots_leased, 1);   /* and reading here */
     uint32_t ordinal = 9;
     struct kvist_store_process *scheduler = engine->members[0].process;
@@ -143,7 +136,7 @@ static void the_last_process_ends_it(void)
     kvist_store_process_close(&engine->members[2].process);
     check();
     KVIST_TEST_EQUAL(info_of(0).sessions, 0);
-    KVIST_TEST_EQUAL(stats_now().slots_granted, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, 0);
     KVIST_TEST_EQUAL(info_of(0).slots_leased, 0);
     KVIST_TEST_STATUS(kvist_store_attach(scheduler, pool_of(3), false, &ordinal, NULL), KVIST_OK);
     KVIST_TEST_EQUAL(ordinal, 0);
@@ -209,7 +202,7 @@ static void a_pool_that_was_left_gives_its_memory(void)
     put_range(other, 0, 0, 100);
     kvist_test_settle(store);
     uint64_t segments = info_of(1).segments;
-    KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
     kvist_test_engine_detach(engine, 0);
     KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool_of(3)), 0);
     kvist_test_settle(store);
@@ -218,7 +211,7 @@ static void a_pool_that_was_left_gives_its_memory(void)
     KVIST_TEST_EQUAL(info_of(0).segments, 0);
     KVIST_TEST_TRUE(info_of(1).segments >= segments);
     KVIST_TEST_TRUE(info_of(2).segments >= info_of(1).segments); /* both may want it */
-    KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
     kvist_test_engine_close(&engine);
     kvist_test_engine_close(&other);
 }
@@ -312,14 +305,14 @@ static void any_order_keeps_the_invariants(void)
             check();
         }
     }
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_TRUE(stats.commits_total > 500 && stats.evictions_total > 0 &&
                     stats.revokes_total > 0);
     for (uint32_t index = 0; index < 3; index++) {
         kvist_test_engine_close(&engines[index]);
         check();
     }
-    KVIST_TEST_EQUAL(stats_now().slots_granted, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, 0);
 }
 
 int main(void)

@@ -38,13 +38,6 @@ static void teardown(void)
     kvist_store_close(&store);
 }
 
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
-}
-
 static void put_one(uint64_t number)
 {
     for (unsigned attempt = 0; engine->pools[0].grant_count == 0 && attempt < 20; attempt++) {
@@ -74,7 +67,7 @@ static uint64_t count_ready(uint64_t first, uint64_t count)
 static void fill_arena(void)
 {
     put_range(100000, 600);
-    KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
 }
 
 static uint64_t ref_of(uint64_t number)
@@ -130,8 +123,8 @@ static void leased_blocks_are_taken_back(void)
     }
     put_range(1000, 1000);
     KVIST_TEST_EQUAL(count_ready(0, 10), 10);
-    KVIST_TEST_TRUE(stats_now().evictions_leased_total >= 10);
-    KVIST_TEST_EQUAL(stats_now().leased_slots, 10);
+    KVIST_TEST_TRUE(kvist_test_stats(store).evictions_leased_total >= 10);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).leased_slots, 10);
     for (uint32_t number = 0; number < 10; number++) {
         /* Same slot, same generation: a second lease finds the same bytes. */
         const void *again = kvist_test_engine_lease(engine, 0, number, 5000);
@@ -159,7 +152,7 @@ static void a_pool_leased_whole_grants_nothing_and_recovers(void)
     for (unsigned round = 0; round < 5; round++) {
         kvist_test_settle(store);
     }
-    uint64_t held = stats_now().slots_ready;
+    uint64_t held = kvist_test_stats(store).slots_ready;
     KVIST_TEST_TRUE(held >= leased);
     for (uint32_t record = 0; record < leased; record++) {
         kvist_test_engine_release(engine, record);
@@ -238,11 +231,11 @@ static void judge(struct race *race)
     (void)printf("hits %llu misses %llu evictions %llu kept %llu ",
                  (unsigned long long)race->hits,
                  (unsigned long long)race->misses,
-                 (unsigned long long)stats_now().evictions_total,
-                 (unsigned long long)stats_now().evictions_leased_total);
+                 (unsigned long long)kvist_test_stats(store).evictions_total,
+                 (unsigned long long)kvist_test_stats(store).evictions_leased_total);
     KVIST_TEST_EQUAL(race->wrong, 0);
     KVIST_TEST_TRUE(race->hits >= HITS_WANTED);
-    KVIST_TEST_TRUE(stats_now().evictions_total > 1000);
+    KVIST_TEST_TRUE(kvist_test_stats(store).evictions_total > 1000);
     KVIST_TEST_EQUAL(engine->pools[0].maps_replaced, 0);
     kvist_test_settle(store);
     (void)munmap(race, sizeof(*race));

@@ -22,13 +22,6 @@ static void teardown(void)
     kvist_store_close(&store);
 }
 
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
-}
-
 static struct kvist_test_engine *engine_with_pool(uint8_t number)
 {
     struct kvist_test_engine *engine = kvist_test_engine_open(store, number, 1);
@@ -55,11 +48,11 @@ static void a_new_engine_stores_whole_prompts(void)
     struct kvist_test_engine *engine = engine_with_pool(1);
     kvist_test_settle(store);
     KVIST_TEST_EQUAL(engine->pools[0].grant_count, SLOTS / 4);
-    KVIST_TEST_TRUE(stats_now().arena_used_bytes <= ARENA / 4 + ARENA / 16);
+    KVIST_TEST_TRUE(kvist_test_stats(store).arena_used_bytes <= ARENA / 4 + ARENA / 16);
     for (uint32_t burst = 0; burst < 2; burst++) {
         KVIST_TEST_EQUAL(put_burst(engine, burst * PROMPTS, PROMPTS), PROMPTS);
         kvist_test_settle(store);
-        KVIST_TEST_EQUAL(stats_now().slots_ready, (burst + 1) * PROMPTS);
+        KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, (burst + 1) * PROMPTS);
         KVIST_TEST_EQUAL(engine->pools[0].grant_count, SLOTS / 4);
     }
     /* Full: blocks go, and grants stay within their bound. */
@@ -67,7 +60,7 @@ static void a_new_engine_stores_whole_prompts(void)
         KVIST_TEST_TRUE(put_burst(engine, first * 100, PROMPTS) >= PROMPTS * 3 / 4);
         kvist_test_settle(store);
     }
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_EQUAL(stats.arena_used_bytes, ARENA);
     KVIST_TEST_TRUE(stats.slots_granted <= SLOTS / 4);
     KVIST_TEST_TRUE(stats.slots_ready >= SLOTS / 2);
@@ -125,7 +118,7 @@ static void idle_engines_leave_a_share_for_each(void)
     for (uint32_t index = 0; index < count; index++) {
         kvist_test_engine_close(&engines[index]);
     }
-    KVIST_TEST_EQUAL(stats_now().slots_granted, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, 0);
 }
 
 /* A stopped engine answers nothing: it keeps its grants and what it has mapped, and no more. */
@@ -204,7 +197,7 @@ static void check_full(uint32_t engine_count, bool same_pool)
     (void)store_slowly(engines, engine_count, 0, 1200 / engine_count + 260);
     for (uint64_t round = 1; round <= 40; round++) {
         KVIST_TEST_EQUAL(store_slowly(engines, engine_count, round * 10000, 16), 16 * engine_count);
-        stats = stats_now();
+        stats = kvist_test_stats(store);
         KVIST_TEST_TRUE(stats.slots_ready * SLOT_BYTES * 10 >= LARGE * 9);
     }
     KVIST_TEST_EQUAL(stats.granted_bytes, stats.slots_granted * SLOT_BYTES);
@@ -250,15 +243,15 @@ static void unused_grants_go_before_blocks(void)
     }
     uint32_t asked = idle->pools[0].recalled;
     KVIST_TEST_EQUAL(asked, begun - FLOOR);
-    KVIST_TEST_EQUAL(stats_now().recalls_total, asked);
-    KVIST_TEST_EQUAL(stats_now().evictions_total, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).recalls_total, asked);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).evictions_total, 0);
     KVIST_TEST_EQUAL(idle->pools[0].grant_count, begun); /* it has not heard of it yet */
-    KVIST_TEST_EQUAL(stats_now().slots_granted, begun + busy->pools[0].grant_count);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, begun + busy->pools[0].grant_count);
     kvist_test_engine_give_back(idle);
     for (uint64_t number = 1000; number < 1000 + asked - FLOOR; number++) {
         KVIST_TEST_EQUAL(store_slowly(&busy, 1, number, 1), 1);
     }
-    KVIST_TEST_EQUAL(stats_now().evictions_total, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).evictions_total, 0);
     KVIST_TEST_EQUAL(idle->pools[0].grant_count, FLOOR);
     kvist_test_engine_close(&idle);
     kvist_test_engine_close(&busy);

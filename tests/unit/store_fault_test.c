@@ -6,7 +6,6 @@
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
 
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +23,6 @@ static struct kvist_store *store;
 static struct kvist_test_engine *engine;
 static struct kvist_store_saved saved;
 static unsigned saves; /* that have ended */
-
-static int remove_entry(const char *name, const struct stat *info, int type, struct FTW *walk)
-{
-    (void)info;
-    (void)type;
-    (void)walk;
-    return remove(name);
-}
 
 static void open_all(enum kvist_admission admission)
 {
@@ -67,14 +58,7 @@ static void teardown(void)
     if (store != NULL) {
         close_all();
     }
-    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-}
-
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
+    kvist_unit_remove_tree(path);
 }
 
 static void put_range(uint64_t first, uint64_t count)
@@ -108,7 +92,7 @@ static void save(void)
 static bool heals(void)
 {
     for (unsigned round = 0; round < ROUNDS_MAX; round++) {
-        if (stats_now().tier.degraded[0] == '\0') {
+        if (kvist_test_stats(store).tier.degraded[0] == '\0') {
             return true;
         }
         kvist_test_settle(store);
@@ -140,9 +124,9 @@ static void a_save_tells_what_it_could_not_write(void)
         KVIST_TEST_EQUAL(saved.blocks, 0);
         KVIST_TEST_EQUAL(saved.unsaved_blocks, BLOCKS);
         KVIST_TEST_EQUAL(saved.unsaved_bytes, BLOCKS * SLOT_BYTES);
-        CU_ASSERT_STRING_EQUAL(saved.why, stats_now().tier.degraded);
+        CU_ASSERT_STRING_EQUAL(saved.why, kvist_test_stats(store).tier.degraded);
         KVIST_TEST_TRUE(saved.why[0] != '\0');
-        KVIST_TEST_EQUAL(stats_now().slots_ready, BLOCKS);
+        KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, BLOCKS);
         (void)kvist_fault_disarm();
         save();
         KVIST_TEST_STATUS(saved.status, KVIST_OK);
@@ -183,7 +167,7 @@ static void an_error_at_any_call_of_a_save_costs_nothing(void)
     for (size_t index = 0; index < sizeof(points) / sizeof(points[0]); index++) {
         for (uint64_t nth = 1; nth < 8; nth++) {
             put_range(number, 6);
-            uint64_t errors = stats_now().tier.write_errors_total;
+            uint64_t errors = kvist_test_stats(store).tier.write_errors_total;
             kvist_fault_arm(points[index], nth, false);
             save();
             bool hit = kvist_fault_disarm() >= nth;
@@ -196,7 +180,7 @@ static void an_error_at_any_call_of_a_save_costs_nothing(void)
             } else {
                 KVIST_TEST_EQUAL(saved.blocks, 6);
             }
-            KVIST_TEST_TRUE(hit || stats_now().tier.write_errors_total == errors);
+            KVIST_TEST_TRUE(hit || kvist_test_stats(store).tier.write_errors_total == errors);
             number += 6;
         }
     }
@@ -211,12 +195,12 @@ static void write_behind_goes_on_when_the_disk_is_well(void)
     open_all(KVIST_ADMIT_ALL);
     kvist_fault_arm("tier.extent.write", 1, true);
     put_range(0, BLOCKS);
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().spill_failures_total == 0);
-    KVIST_TEST_TRUE(stats_now().spill_failures_total > 0);
-    KVIST_TEST_TRUE(stats_now().tier.degraded[0] != '\0');
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).spill_failures_total == 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).spill_failures_total > 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).tier.degraded[0] != '\0');
     (void)kvist_fault_disarm();
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().spills_total < BLOCKS);
-    KVIST_TEST_EQUAL(stats_now().spills_total, BLOCKS);
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).spills_total < BLOCKS);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).spills_total, BLOCKS);
     KVIST_TEST_TRUE(heals());
 }
 
@@ -225,14 +209,14 @@ static void a_broken_disk_is_left_alone(void)
 {
     kvist_fault_arm("tier.extent.write", 1, true);
     put_range(0, 2000);
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_TRUE(stats.evictions_total > 1500);
     KVIST_TEST_TRUE(stats.spill_failures_total > 0 && stats.spill_failures_total < 1000);
     (void)kvist_fault_disarm();
     KVIST_TEST_TRUE(heals());
     kvist_test_advance(store, 20000000);
     put_range(2000, 300);
-    KVIST_TEST_TRUE(stats_now().spills_total > 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).spills_total > 0);
 }
 
 /* Open with a tier that cannot be opened now. */
@@ -241,25 +225,25 @@ static void open_without_tier(enum kvist_admission admission)
     close_all();
     kvist_fault_arm("tier.open", 1, true);
     open_all(admission);
-    KVIST_TEST_TRUE(stats_now().has_tier && stats_now().tier_is_away);
-    KVIST_TEST_TRUE(strstr(stats_now().tier.degraded, path) != NULL);
+    KVIST_TEST_TRUE(kvist_test_stats(store).has_tier && kvist_test_stats(store).tier_is_away);
+    KVIST_TEST_TRUE(strstr(kvist_test_stats(store).tier.degraded, path) != NULL);
 }
 
 static void wait_for_tier(void)
 {
     kvist_test_advance(store, 500000);
-    KVIST_TEST_TRUE(stats_now().tier_is_away); /* not before its time */
+    KVIST_TEST_TRUE(kvist_test_stats(store).tier_is_away); /* not before its time */
     (void)kvist_fault_disarm();
     for (unsigned round = 0; round < ROUNDS_MAX; round++) {
-        struct kvist_store_stats stats = stats_now();
+        struct kvist_store_stats stats = kvist_test_stats(store);
         if (!stats.tier_is_away && !stats.tier.loading) {
             break;
         }
         kvist_test_advance(store, 100000);
         kvist_test_settle(store);
     }
-    KVIST_TEST_TRUE(!stats_now().tier_is_away);
-    CU_ASSERT_STRING_EQUAL(stats_now().tier.degraded, "");
+    KVIST_TEST_TRUE(!kvist_test_stats(store).tier_is_away);
+    CU_ASSERT_STRING_EQUAL(kvist_test_stats(store).tier.degraded, "");
 }
 
 static void a_tier_that_is_away_at_start_comes_later(void)
@@ -268,17 +252,17 @@ static void a_tier_that_is_away_at_start_comes_later(void)
     save();
     open_without_tier(KVIST_ADMIT_EVICTED);
     put_range(10, 600); /* more than there is room for: evicted without a copy, and at once */
-    KVIST_TEST_TRUE(stats_now().evictions_total > 300);
-    KVIST_TEST_EQUAL(stats_now().spill_failures_total, 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).evictions_total > 300);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).spill_failures_total, 0);
     save();
     KVIST_TEST_STATUS(saved.status, KVIST_UNAVAILABLE);
-    KVIST_TEST_EQUAL(saved.unsaved_blocks, stats_now().slots_ready);
-    CU_ASSERT_STRING_EQUAL(saved.why, stats_now().tier.degraded);
+    KVIST_TEST_EQUAL(saved.unsaved_blocks, kvist_test_stats(store).slots_ready);
+    CU_ASSERT_STRING_EQUAL(saved.why, kvist_test_stats(store).tier.degraded);
     wait_for_tier();
-    KVIST_TEST_EQUAL(stats_now().tier.blocks, 20);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).tier.blocks, 20);
     save();
     KVIST_TEST_STATUS(saved.status, KVIST_OK);
-    KVIST_TEST_EQUAL(saved.blocks, stats_now().slots_ready);
+    KVIST_TEST_EQUAL(saved.blocks, kvist_test_stats(store).slots_ready);
     KVIST_TEST_EQUAL(count_kept(0, 20), 20);
 }
 
@@ -288,7 +272,7 @@ static void what_was_stored_without_a_tier_is_written_behind(void)
     put_range(0, BLOCKS);
     kvist_test_settle_sums(store, BLOCKS);
     wait_for_tier();
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().spills_total < BLOCKS);
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).spills_total < BLOCKS);
     KVIST_TEST_EQUAL(count_kept(0, BLOCKS), BLOCKS);
 }
 
@@ -311,8 +295,8 @@ static void a_clear_without_the_tier_is_told_and_made_good(void)
     kvist_test_settle(store);
     KVIST_TEST_STATUS(status, KVIST_UNAVAILABLE);
     wait_for_tier();
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().tier.blocks > 0);
-    KVIST_TEST_EQUAL(stats_now().tier.blocks, 0);
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).tier.blocks > 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).tier.blocks, 0);
     KVIST_TEST_EQUAL(count_kept(0, 20), 0);
 }
 

@@ -24,13 +24,6 @@ static void teardown(void)
     KVIST_TEST_TRUE(store == NULL);
 }
 
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
-}
-
 static void options_are_checked(void)
 {
     struct kvist_store *other = NULL;
@@ -73,7 +66,7 @@ static void pools_are_bounded_and_empty_ones_make_place(void)
     uint32_t ordinal = kvist_test_engine_attach(engine, fresh);
     kvist_test_settle(store);
     KVIST_TEST_STATUS(kvist_test_engine_put(engine, ordinal, 1, SLOT_BYTES), KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().pools, KVIST_POOLS_MAX);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).pools, KVIST_POOLS_MAX);
     kvist_test_engine_close(&engine);
 }
 
@@ -91,8 +84,8 @@ static void a_block_lives(void)
     KVIST_TEST_FATAL(bytes != NULL);
     KVIST_TEST_TRUE(kvist_test_holds(bytes, 7, SLOT_BYTES));
     KVIST_TEST_TRUE(kvist_test_engine_lease(reader, ordinal, 8, 1) == NULL);
-    KVIST_TEST_EQUAL(stats_now().leased_slots, 1);
-    KVIST_TEST_EQUAL(stats_now().leased_bytes, SLOT_BYTES);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).leased_slots, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).leased_bytes, SLOT_BYTES);
 
     kvist_test_settle_sums(store, 1);
     struct kvist_store_block_info info;
@@ -113,7 +106,7 @@ static void a_block_lives(void)
     kvist_test_engine_close(&writer);
     KVIST_TEST_TRUE(kvist_test_engine_lease(reader, ordinal, 7, 0) != NULL);
     kvist_test_engine_close(&reader);
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_EQUAL(stats.slots_ready, 1);
     KVIST_TEST_EQUAL(stats.slots_granted, 0);
     KVIST_TEST_EQUAL(stats.leased_slots, 0);
@@ -155,7 +148,7 @@ static void commits_are_refused(void)
     KVIST_TEST_STATUS(kvist_store_commit(engine->session, ordinal, &bad), KVIST_INVALID);
     KVIST_TEST_STATUS(kvist_store_commit(engine->session, ordinal + 1, &commit), KVIST_INVALID);
     KVIST_TEST_STATUS(kvist_store_commit(engine->session, UINT32_MAX, &commit), KVIST_INVALID);
-    KVIST_TEST_EQUAL(stats_now().commits_refused_total, 7);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).commits_refused_total, 7);
     /* Another session cannot commit it, nor give it back: nothing changes. */
     KVIST_TEST_STATUS(kvist_store_commit(other->session, ordinal, &commit), KVIST_NOT_FOUND);
     KVIST_TEST_STATUS(
@@ -163,7 +156,7 @@ static void commits_are_refused(void)
         KVIST_NOT_FOUND);
     KVIST_TEST_STATUS(kvist_store_commit(engine->session, ordinal, &commit), KVIST_OK);
     KVIST_TEST_STATUS(kvist_store_commit(engine->session, ordinal, &commit), KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().commits_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).commits_total, 1);
     kvist_test_engine_close(&engine);
     kvist_test_engine_close(&other);
 }
@@ -186,7 +179,7 @@ static void all_marks_of_all_ranks_must_stand(void)
                           KVIST_NOT_FOUND);
         KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, ordinal, 1), KVIST_ENTRY_EMPTY);
     }
-    KVIST_TEST_EQUAL(stats_now().commits_unmarked_total, 3);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).commits_unmarked_total, 3);
     /* A mark of an earlier reservation on the same ticket is none. */
     KVIST_TEST_FATAL(kvist_test_engine_take(engine, ordinal, &grant));
     struct kvist_store_grant stale = grant;
@@ -211,8 +204,8 @@ static void the_first_commit_wins(void)
     kvist_test_settle(store);
     KVIST_TEST_STATUS(kvist_test_engine_put(one, ordinal, 5, SLOT_BYTES), KVIST_OK);
     KVIST_TEST_STATUS(kvist_test_engine_put(two, ordinal, 5, SLOT_BYTES), KVIST_EXISTS);
-    KVIST_TEST_EQUAL(stats_now().slots_ready, 1);
-    KVIST_TEST_EQUAL(stats_now().commits_duplicate_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).commits_duplicate_total, 1);
     kvist_test_settle(store);
     kvist_test_engine_close(&one);
     kvist_test_engine_close(&two);
@@ -225,7 +218,7 @@ static void grants_need_all_ranks_and_are_bounded(void)
     uint32_t ordinal = kvist_test_engine_attach(alone, pool);
     kvist_test_settle(store);
     uint32_t held = alone->pools[ordinal].grant_count;
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_EQUAL(stats.slots_granted, held);
 
     struct kvist_test_engine *deaf = kvist_test_engine_open(store, 2, 2);
@@ -257,7 +250,7 @@ static void grants_need_all_ranks_and_are_bounded(void)
     kvist_test_engine_close(&deaf);
     kvist_test_engine_close(&other);
     kvist_test_engine_close(&alone);
-    KVIST_TEST_EQUAL(stats_now().slots_granted, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_granted, 0);
 }
 
 static void a_process_that_comes_back_is_told_again(void)
@@ -335,7 +328,7 @@ static void clearing_waits_for_leases_and_stales_grants(void)
     KVIST_TEST_EQUAL(result.calls, 1);
     KVIST_TEST_EQUAL(result.blocks, 5);
     KVIST_TEST_STATUS(result.status, KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().slots_retired, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_retired, 1);
     KVIST_TEST_TRUE(kvist_test_holds(bytes, 3, SLOT_BYTES));
     struct kvist_store_pool_info info;
     KVIST_TEST_FATAL(kvist_store_pool_info(store, 0, &info));
@@ -346,8 +339,8 @@ static void clearing_waits_for_leases_and_stales_grants(void)
     KVIST_TEST_FATAL(kvist_store_pool_info(store, 0, &info));
     KVIST_TEST_EQUAL(info.slots_leased, 1); /* as of the last count */
     kvist_test_advance(store, 100000);
-    KVIST_TEST_EQUAL(stats_now().slots_retired, 0);
-    KVIST_TEST_EQUAL(stats_now().commits_stale_total, 8);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_retired, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).commits_stale_total, 8);
     /* What was granted before goes back, and is replaced at once. */
     struct kvist_store_grant stale;
     uint32_t returned = 0;
@@ -386,7 +379,7 @@ static void a_second_pool_gets_its_share(void)
     struct kvist_test_engine *first = kvist_test_engine_open(store, 1, 1);
     uint32_t ordinal = kvist_test_engine_attach(first, first_pool);
     KVIST_TEST_EQUAL(put_many(first, ordinal, 0, 400), 400);
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_EQUAL(stats.arena_used_bytes, ARENA);
     KVIST_TEST_TRUE(stats.evictions_total > 100);
 
@@ -400,9 +393,9 @@ static void a_second_pool_gets_its_share(void)
     struct kvist_test_engine *second = kvist_test_engine_open(store, 2, 1);
     (void)kvist_test_engine_attach(second, second_pool);
     kvist_test_settle(store);
-    KVIST_TEST_TRUE(stats_now().revokes_total > 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).revokes_total > 0);
     /* The members have not unmapped it: its memory counts, and the second pool has none. */
-    KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
     KVIST_TEST_EQUAL(second->pools[0].grant_count, 0);
     for (unsigned round = 0; round < 40; round++) {
         kvist_test_engine_unmap_revoked(first);
@@ -426,7 +419,7 @@ static void an_idle_pool_yields_and_its_member_s_end_frees_it(void)
     uint32_t ordinal = kvist_test_engine_attach(first, first_pool);
     (void)put_many(first, ordinal, 0, 300);
     kvist_test_engine_close(&first);
-    KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
     struct kvist_test_engine *second = kvist_test_engine_open(store, 2, 1);
     (void)kvist_test_engine_attach(second, second_pool);
     struct kvist_store_pool_info info = {0};
@@ -535,7 +528,7 @@ static void a_suspect_is_dropped_when_it_is_corrupt(void)
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_READY);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_EMPTY);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 2), KVIST_ENTRY_READY);
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_EQUAL(stats.suspects_total, 4);
     KVIST_TEST_EQUAL(stats.suspects_confirmed_total, 2);
     KVIST_TEST_EQUAL(stats.checksum_mismatch_total, 2);
@@ -543,7 +536,7 @@ static void a_suspect_is_dropped_when_it_is_corrupt(void)
     KVIST_TEST_EQUAL(stats.slots_retired, 1); /* it is leased: nobody writes there */
     kvist_test_engine_release(engine, 5);
     kvist_test_advance(store, 100000);
-    KVIST_TEST_EQUAL(stats_now().slots_retired, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_retired, 0);
     KVIST_TEST_STATUS(kvist_test_engine_put(engine, 0, 1, SLOT_BYTES), KVIST_OK);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_READY);
     kvist_test_engine_close(&engine);
@@ -565,11 +558,11 @@ static void a_suspect_without_a_checksum_stays(void)
     settle_suspects(engine, 0);
     kvist_test_settle_sums(store, 3);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 7), KVIST_ENTRY_READY);
-    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_confirmed_total, 1);
     flip(engine, 7);
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 7, 1), KVIST_OK);
     settle_suspects(engine, 7);
-    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 2);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_confirmed_total, 2);
     kvist_test_engine_close(&engine);
 }
 
@@ -583,18 +576,18 @@ static void suspects_are_checked_and_bounded(void)
                       KVIST_INVALID);
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 1000, KVIST_SUSPECT_KEYS_MAX),
                       KVIST_OK); /* they are not there */
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, 0);
     /* Within one turn: the same blocks again and again wait once, and are read once. */
     for (unsigned round = 0; round < 1000; round++) {
         KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 50), KVIST_OK);
     }
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, 0);
-    KVIST_TEST_EQUAL(stats_now().suspects_total, KVIST_SUSPECT_KEYS_MAX + 50000);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_total, KVIST_SUSPECT_KEYS_MAX + 50000);
     flip(engine, 50);
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 50, 1), KVIST_OK);
     settle_suspects(engine, 50);
-    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
-    KVIST_TEST_EQUAL(stats_now().slots_ready, 99);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_confirmed_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, 99);
     kvist_test_engine_close(&engine);
 }
 
@@ -619,17 +612,17 @@ static void suspicion_has_its_price(void)
         KVIST_TEST_STATUS(kvist_test_engine_commit(engine, 0, &grant, number, LARGE), KVIST_OK);
     }
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, KVIST_SUSPECT_KEYS_MAX), KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, 0);
     KVIST_TEST_EQUAL(BURST, KVIST_SUSPECT_KEYS_MAX);
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, BURST, COUNT - BURST), KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, COUNT - BURST);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, COUNT - BURST);
     /* Others have their own. */
     KVIST_TEST_STATUS(kvist_test_engine_suspect(other, 0, BURST, 1), KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, COUNT - BURST);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, COUNT - BURST);
     kvist_test_advance(store, 2000000);
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, BURST + 1, 1), KVIST_OK);
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, COUNT - BURST);
-    KVIST_TEST_EQUAL(stats_now().slots_ready, COUNT);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, COUNT - BURST);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, COUNT);
     kvist_test_engine_close(&other);
     kvist_test_engine_close(&engine);
 }
@@ -642,9 +635,9 @@ static void the_line_of_suspects_is_bounded(void)
     for (uint64_t number = 0; number < COUNT; number++) {
         KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, number, 1), KVIST_OK);
     }
-    KVIST_TEST_EQUAL(stats_now().suspects_ignored_total, COUNT - LINE);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_ignored_total, COUNT - LINE);
     kvist_test_settle(store);
-    KVIST_TEST_EQUAL(stats_now().slots_ready, COUNT);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, COUNT);
     kvist_test_engine_close(&engine);
 }
 

@@ -4,7 +4,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -23,14 +22,6 @@ static struct kvist_store_pool *pool;
 static struct kvist_test_engine *engine;
 static uint64_t skipped;      /* blocks that were dropped because NVMe did not keep up */
 static uint64_t skipped_seen; /* of those that this store counts */
-
-static int remove_entry(const char *name, const struct stat *info, int type, struct FTW *walk)
-{
-    (void)info;
-    (void)type;
-    (void)walk;
-    return remove(name);
-}
 
 static void open_all(enum kvist_admission admission)
 {
@@ -68,20 +59,13 @@ static void teardown(void)
     if (store != NULL) {
         close_all();
     }
-    (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-}
-
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
+    kvist_unit_remove_tree(path);
 }
 
 /* Promotions evict too, so what is read counts as well as what is put. */
 static void note_skipped(void)
 {
-    uint64_t now = stats_now().spill_skipped_total;
+    uint64_t now = kvist_test_stats(store).spill_skipped_total;
     skipped += now - skipped_seen;
     skipped_seen = now;
 }
@@ -164,7 +148,7 @@ static void read_range(uint64_t first, uint64_t count)
 static void evicted_blocks_come_back(void)
 {
     put_range(0, BLOCKS);
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_TRUE(stats.spills_total > BLOCKS / 2);
     KVIST_TEST_EQUAL(stats.spill_failures_total, 0);
     struct kvist_store_pool_info info;
@@ -173,14 +157,14 @@ static void evicted_blocks_come_back(void)
     for (uint64_t first = 0; first < BLOCKS; first += 50) {
         read_range(first, 50);
     }
-    KVIST_TEST_TRUE(stats_now().promotes_total > BLOCKS / 2);
-    KVIST_TEST_EQUAL(stats_now().promote_failures_total, 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).promotes_total > BLOCKS / 2);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).promote_failures_total, 0);
 }
 
 static void a_restart_reads_the_keys_back(void)
 {
     put_range(0, BLOCKS);
-    while (stats_now().tier.in_flight > 0) { /* what is written while the store closes counts too */
+    while (kvist_test_stats(store).tier.in_flight > 0) { /* what is written while the store closes counts too */
         kvist_test_settle(store);
     }
     struct kvist_store_pool_info before;
@@ -222,7 +206,7 @@ static void note_cleared(void *ctx, enum kvist_status status, uint64_t blocks, u
 static void a_save_writes_what_is_in_dram_alone(void)
 {
     put_range(0, 100);
-    KVIST_TEST_EQUAL(stats_now().spills_total, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).spills_total, 0);
     struct done_result result = {.calls = 0};
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, &result), KVIST_OK);
     KVIST_TEST_STATUS(kvist_store_save(store, note_saved, &result), KVIST_BUSY);
@@ -244,9 +228,9 @@ static void write_behind_copies_every_block(void)
     close_all();
     open_all(KVIST_ADMIT_ALL);
     put_range(0, 60);
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().spills_total < 60);
-    KVIST_TEST_EQUAL(stats_now().spills_total, 60);
-    KVIST_TEST_EQUAL(stats_now().slots_ready, 60);
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).spills_total < 60);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).spills_total, 60);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, 60);
 }
 
 static void a_clear_reaches_both_tiers_for_good(void)
@@ -282,14 +266,14 @@ static void a_promotion_that_a_clear_overtakes_is_dropped(void)
         kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 600),
         KVIST_OK);
     kvist_test_advance(store, 1); /* submits them */
-    KVIST_TEST_TRUE(stats_now().slots_loading > 0);
+    KVIST_TEST_TRUE(kvist_test_stats(store).slots_loading > 0);
     struct done_result result = {.calls = 0};
     KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &result), KVIST_OK);
     KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
     KVIST_TEST_SETTLE_WHILE(store, result.calls == 0);
     KVIST_TEST_SETTLE_WHILE(store, engine->pools[0].promoted < 600);
     KVIST_TEST_EQUAL(engine->pools[0].promoted, 600);
-    KVIST_TEST_EQUAL(stats_now().slots_loading, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_loading, 0);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 3), KVIST_ENTRY_EMPTY);
 }
 
@@ -334,8 +318,8 @@ static void a_flipped_byte_on_disk_is_a_miss(void)
     for (uint64_t number = 0; number < 100; number++) {
         KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, number), KVIST_ENTRY_EMPTY);
     }
-    KVIST_TEST_EQUAL(stats_now().promote_failures_total, on_nvme);
-    KVIST_TEST_EQUAL(stats_now().slots_loading, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).promote_failures_total, on_nvme);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_loading, 0);
 }
 
 static void a_flipped_byte_in_dram_is_not_spilled(void)
@@ -346,7 +330,7 @@ static void a_flipped_byte_in_dram_is_not_spilled(void)
     KVIST_TEST_FATAL(bytes != NULL);
     bytes[777] ^= 1;
     put_range(1, 600);
-    KVIST_TEST_EQUAL(stats_now().checksum_mismatch_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).checksum_mismatch_total, 1);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_EMPTY);
     KVIST_TEST_TRUE(kvist_test_engine_probe(engine, 0, 1) != KVIST_ENTRY_EMPTY);
 }
@@ -363,9 +347,9 @@ static void a_suspect_that_is_corrupt_comes_back_from_nvme(void)
     KVIST_TEST_FATAL(bytes != NULL);
     bytes[777] ^= 1;
     KVIST_TEST_STATUS(kvist_test_engine_suspect(engine, 0, 0, 2), KVIST_OK);
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().suspects_confirmed_total == 0);
-    KVIST_TEST_EQUAL(stats_now().suspects_confirmed_total, 1);
-    KVIST_TEST_EQUAL(stats_now().checksum_mismatch_total, 1);
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).suspects_confirmed_total == 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).suspects_confirmed_total, 1);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).checksum_mismatch_total, 1);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_NVME);
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 1), KVIST_ENTRY_READY);
     const void *again = lease_at_last(0);
@@ -393,8 +377,8 @@ static void idle_pools_make_place(void)
         kvist_test_engine_detach(engine, 0);
         kvist_test_advance(store, 20000);
     }
-    KVIST_TEST_EQUAL(stats_now().pools, KVIST_POOLS_MAX);
-    KVIST_TEST_EQUAL(stats_now().pools_dropped_total, 41);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).pools, KVIST_POOLS_MAX);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).pools_dropped_total, 41);
     KVIST_TEST_TRUE(kvist_store_pool_lookup(store, first) != NULL || skipped > 0);
     /* The oldest has gone, and is a pool as any other when it comes again; the others are there. */
     static const uint32_t numbers[] = {POOLS - 1, POOLS / 2, 50, 0, 0};
@@ -415,8 +399,8 @@ static void idle_pools_make_place(void)
         kvist_test_engine_detach(engine, 0);
     }
     /* One block a pool, and nothing is left of those that were dropped. */
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().tier.blocks > KVIST_POOLS_MAX);
-    KVIST_TEST_TRUE(stats_now().tier.blocks <= KVIST_POOLS_MAX);
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).tier.blocks > KVIST_POOLS_MAX);
+    KVIST_TEST_TRUE(kvist_test_stats(store).tier.blocks <= KVIST_POOLS_MAX);
 }
 
 static void promotions_are_bounded(void)
@@ -424,15 +408,15 @@ static void promotions_are_bounded(void)
     put_range(0, BLOCKS);
     /* Half of the pool's slots at most; the rest is refused, and told to have ended. */
     prefetch(0, 400);
-    struct kvist_store_stats stats = stats_now();
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_TRUE(stats.promotes_total > 0);
     KVIST_TEST_TRUE(stats.promotes_total <= 128);
     KVIST_TEST_TRUE(stats.promote_refused_total >= 100);
     prefetch(500, 50);
-    KVIST_TEST_EQUAL(stats_now().promotes_total, stats.promotes_total); /* all is held */
+    KVIST_TEST_EQUAL(kvist_test_stats(store).promotes_total, stats.promotes_total); /* all is held */
     kvist_test_advance(store, 2 * HOLD_US);
     prefetch(500, 50);
-    KVIST_TEST_TRUE(stats_now().promotes_total > stats.promotes_total);
+    KVIST_TEST_TRUE(kvist_test_stats(store).promotes_total > stats.promotes_total);
 }
 
 /* An engine that reads fast has released its leases before anyone looks for them. */
@@ -440,9 +424,9 @@ static void blocks_that_were_leased_are_no_longer_held(void)
 {
     put_range(0, BLOCKS);
     for (uint64_t first = 0; first < 800; first += 50) {
-        uint64_t before = stats_now().promote_refused_total;
+        uint64_t before = kvist_test_stats(store).promote_refused_total;
         prefetch(first, 50);
-        KVIST_TEST_EQUAL(stats_now().promote_refused_total, before);
+        KVIST_TEST_EQUAL(kvist_test_stats(store).promote_refused_total, before);
         for (uint64_t number = first; number < first + 50; number++) {
             if (kvist_test_engine_lease(engine, 0, number, 1) != NULL) {
                 uint32_t slot = kvist_test_engine_slot_of(engine, 0, number);
@@ -478,8 +462,8 @@ static void a_session_that_goes_leaves_nothing_behind(void)
         KVIST_OK);
     kvist_test_advance(store, 1);
     kvist_test_engine_close(&engine);
-    KVIST_TEST_SETTLE_WHILE(store, stats_now().slots_loading > 0);
-    struct kvist_store_stats stats = stats_now();
+    KVIST_TEST_SETTLE_WHILE(store, kvist_test_stats(store).slots_loading > 0);
+    struct kvist_store_stats stats = kvist_test_stats(store);
     KVIST_TEST_EQUAL(stats.slots_loading, 0);
     KVIST_TEST_EQUAL(stats.slots_granted, 0);
     engine = kvist_test_engine_open(store, 2, 1);
@@ -504,7 +488,7 @@ static void an_ordinal_s_next_pool_owes_nothing(void)
         if (round == 1) {
             kvist_test_settle(store); /* all are held */
         } else if (round == 2) {
-            for (unsigned wait = 0; stats_now().slots_loading == 0 && wait < 50; wait++) {
+            for (unsigned wait = 0; kvist_test_stats(store).slots_loading == 0 && wait < 50; wait++) {
                 kvist_test_advance(store, 1000); /* until some are being read */
             }
         }
@@ -514,7 +498,7 @@ static void an_ordinal_s_next_pool_owes_nothing(void)
             kvist_store_prefetch(engine->session, 0, (const uint8_t(*)[KVIST_KEY_BYTES])keys, 60),
             KVIST_INVALID);
         KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
-        for (unsigned wait = 0; stats_now().slots_loading > 0 && wait < 100; wait++) {
+        for (unsigned wait = 0; kvist_test_stats(store).slots_loading > 0 && wait < 100; wait++) {
             kvist_test_settle(store);
         }
         kvist_test_settle(store);
@@ -522,9 +506,9 @@ static void an_ordinal_s_next_pool_owes_nothing(void)
         put_range(10000 + 300 * round, 300); /* pushes them out of DRAM: none is held */
         KVIST_TEST_EQUAL(count_ready(0, 60), 0);
         kvist_test_advance(store, 2 * HOLD_US);
-        uint64_t refused = stats_now().promote_refused_total;
+        uint64_t refused = kvist_test_stats(store).promote_refused_total;
         read_range(0, 60);
-        KVIST_TEST_EQUAL(stats_now().promote_refused_total, refused);
+        KVIST_TEST_EQUAL(kvist_test_stats(store).promote_refused_total, refused);
         put_range(20000 + 300 * round, 300);
     }
 }

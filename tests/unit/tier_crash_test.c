@@ -326,7 +326,7 @@ static void every_write_may_be_the_last(void)
         uint64_t visible = verify(true);
         first = first == 0 && visible > 0 ? fault : first;
         most = visible > most ? visible : most;
-        kvist_rig_remove(rig.path);
+        kvist_unit_remove_tree(rig.path);
     }
     (void)printf("\n    blocks visible from the %llu. on, at most %llu\n",
                  (unsigned long long)first,
@@ -429,14 +429,14 @@ static void any_part_of_the_log_may_be_what_is_left(void)
         KVIST_TEST_EQUAL(corrupt, 0);
         KVIST_TEST_TRUE(visible >= visible_before);
         visible_before = visible;
-        kvist_rig_remove(copy);
+        kvist_unit_remove_tree(copy);
         KVIST_TEST_FATAL(system(command) == 0); /* NOLINT(cert-env33-c): our own paths */
         log_path(copy, path);
         KVIST_TEST_FATAL(truncate(path, left) == 0);
         lose_pages(copy, (uint64_t)left % 200);
         KVIST_TEST_TRUE(verify_rest(&corrupt) <= visible);
         corrupt_total += corrupt;
-        kvist_rig_remove(copy);
+        kvist_unit_remove_tree(copy);
     }
     rig.options.path = rig.path;
     (void)printf("\n    at most %llu visible; %llu lost pages found\n",

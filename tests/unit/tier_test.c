@@ -477,7 +477,7 @@ static void an_index_that_is_gone_empties_the_tier(void)
     char path[KVIST_RIG_PATH_BYTES + 16];
     three_extents(pools);
     (void)snprintf(path, sizeof(path), "%s/index", rig.path);
-    kvist_rig_remove(path);
+    kvist_unit_remove_tree(path);
     kvist_rig_start(&rig);
     KVIST_TEST_EQUAL(rig.loaded_count, 0);
     KVIST_TEST_TRUE(strstr(kvist_rig_stats(&rig).notice, "missing") != NULL);
@@ -630,7 +630,7 @@ static void a_removed_directory_is_no_crash(void)
     kvist_rig_start(&rig);
     KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
     KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, 0, 1, MIB), KVIST_OK);
-    kvist_rig_remove(rig.path);
+    kvist_unit_remove_tree(rig.path);
     uint64_t failures = 0;
     for (uint64_t number = 1; number < 200; number++) {
         failures += kvist_rig_write(&rig, &pool, number, 1, MIB) != KVIST_OK ? 1 : 0;

@@ -35,13 +35,6 @@ static void teardown(void)
     kvist_store_close(&store);
 }
 
-static struct kvist_store_stats stats_now(void)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(store, &stats);
-    return stats;
-}
-
 /* The first engine fills the arena. */
 static void fill(void)
 {
@@ -52,7 +45,7 @@ static void fill(void)
         KVIST_TEST_FATAL(kvist_test_engine_put(first, 0, number, SMALL_BYTES) == KVIST_OK);
     }
     kvist_test_settle(store);
-    KVIST_TEST_EQUAL(stats_now().arena_used_bytes, ARENA);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
 }
 
 static void note_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uint64_t bytes)
@@ -69,7 +62,7 @@ static void clear(void)
     KVIST_TEST_STATUS(kvist_store_clear(store, small, note_cleared, &done), KVIST_OK);
     kvist_test_settle(store);
     KVIST_TEST_TRUE(done);
-    KVIST_TEST_EQUAL(stats_now().slots_ready, 0);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).slots_ready, 0);
 }
 
 static void second_comes(void)
@@ -120,9 +113,9 @@ static void memory_of_a_cleared_pool_is_taken_first(void)
     kvist_test_engine_close(&first);
     clear();
     second_comes();
-    uint64_t evicted = stats_now().evictions_total;
+    uint64_t evicted = kvist_test_stats(store).evictions_total;
     put_paced(LARGE_SLOTS * 5 / 8);
-    KVIST_TEST_EQUAL(stats_now().evictions_total, evicted);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).evictions_total, evicted);
 }
 
 /* Its engine is still there with what it is granted, and stores nothing. */
@@ -131,9 +124,9 @@ static void memory_of_a_cleared_pool_in_use_is_taken_first(void)
     fill();
     clear();
     second_comes();
-    uint64_t evicted = stats_now().evictions_total;
+    uint64_t evicted = kvist_test_stats(store).evictions_total;
     put_paced(LARGE_SLOTS / 4);
-    KVIST_TEST_EQUAL(stats_now().evictions_total, evicted);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).evictions_total, evicted);
 }
 
 /* An idle pool with blocks gives its memory to the pool that is in use. How many blocks that one has
