@@ -222,7 +222,7 @@ class Memory(harness.Case):
         self.assertEqual(patient.close(), 0)
 
 
-@unittest.skipIf(os.environ.get("KVIST_SANITIZED") == "1", "sanitizers turn core dumps off")
+@unittest.skipIf(os.environ.get("KVIST_SANITIZE"), "sanitizers turn core dumps off")
 class Dumps(harness.Case):
     """Core dumps hold no block, but for what a thread had in its registers: the end of the last one
     that it copied. What holds blocks is marked so that the kernel leaves it out."""
