@@ -44,6 +44,10 @@ def all_right(load: Load, reference, what: str) -> None:
     assert not wrong, f"{what}: {len(wrong)} of {load.count()} answers\n" + "\n".join(wrong[:10])
 
 
+def at(ordered: list[float], share: float) -> float:
+    return ordered[int(share * (len(ordered) - 1))]
+
+
 def test_two_servers_under_load(servers, daemon, questions, references):
     a, b = servers
     reference = references.outputs(questions)
@@ -109,7 +113,7 @@ def plain(servers, tiny, logs):
 
 
 def test_daemon_stopped_for_a_minute(servers, plain, daemon, references):
-    """Beside a server without kvist under the same load: no request is slower by more than noise."""
+    """Beside a server without kvist under the same load: requests take no longer, none waits."""
     server = servers[0]
     # Questions with a prefix that both know, and with one of their own.
     asked = prompts.chat(salt=93, system_tokens=1000, question_count=10) + [
@@ -130,12 +134,18 @@ def test_daemon_stopped_for_a_minute(servers, plain, daemon, references):
             os.kill(daemon.pid, signal.SIGCONT)
     all_right(with_kvist, reference, "stopped daemon")
     all_right(without, reference, "no daemon")
-    slowest = {
-        load.server.name: max(a.wall for _, asked_at, a in load.answers if asked_at >= since)
+    # A server without kvist has requests of seconds too, after a reset: what kvist adds shows in
+    # the many, and a request that waited for the daemon would have waited for its SIGCONT.
+    walls = {
+        load.server.name: sorted(a.wall for _, asked_at, a in load.answers if asked_at >= since)
         for load in (with_kvist, without)
     }
-    print(f"slowest requests in seconds: {slowest}")
-    assert slowest["a"] < 1.5 * slowest["plain"] + 0.5
+    for name, all_walls in walls.items():
+        print(f"{name}: {len(all_walls)} requests, median {at(all_walls, 0.5):.2f} s,"
+              f" 90 % {at(all_walls, 0.9):.2f} s, slowest {all_walls[-1]:.2f} s")
+    for share in (0.5, 0.9):
+        assert at(walls["a"], share) < 1.5 * at(walls["plain"], share) + 0.5
+    assert walls["a"][-1] < STOPPED_S / 2
     expect.at_rest(daemon, engines=1)
 
 
