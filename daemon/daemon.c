@@ -518,6 +518,7 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .keeper = {.keep = daemon->fdstore.max > 0 ? keep_fd : NULL,
                    .forget = daemon->fdstore.max > 0 ? forget_fd : NULL},
         .available = available_bytes,
+        .let_go_bytes = daemon->fdstore.let_go_bytes,
         .kept = daemon->fdstore.passed,
         .kept_count = daemon->fdstore.passed_count,
         .ctx = daemon,

@@ -48,6 +48,34 @@ bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd
     return true;
 }
 
+static uint64_t memory_of(int fd)
+{
+    struct stat info;
+    return fd >= 0 && fcntl(fd, F_GET_SEALS) >= 0 && fstat(fd, &info) == 0
+               ? (uint64_t)info.st_blocks * 512
+               : 0;
+}
+
+static bool was_passed(const struct kvist_fdstore *fdstore, const char *name)
+{
+    for (size_t index = 0; index < fdstore->passed_count; index++) {
+        if (strcmp(fdstore->passed[index].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Also where there is no store by our account: the manager has one, or nothing hears this. */
+void kvist_fdstore_let_go(struct kvist_fdstore *fdstore, const char *name, int fd)
+{
+    fdstore->let_go_bytes += memory_of(fd);
+    (void)close(fd);
+    if (name[0] != '\0' && !was_passed(fdstore, name)) {
+        (void)sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+    }
+}
+
 int kvist_fdstore_take(struct kvist_fdstore *fdstore, const char *name)
 {
     for (size_t index = 0; index < fdstore->passed_count; index++) {
@@ -62,12 +90,9 @@ int kvist_fdstore_take(struct kvist_fdstore *fdstore, const char *name)
 
 uint64_t kvist_fdstore_passed_bytes(const struct kvist_fdstore *fdstore)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = fdstore->let_go_bytes;
     for (size_t index = 0; index < fdstore->passed_count; index++) {
-        struct stat info;
-        if (fdstore->passed[index].fd >= 0 && fstat(fdstore->passed[index].fd, &info) == 0) {
-            bytes += (uint64_t)info.st_blocks * 512;
-        }
+        bytes += memory_of(fdstore->passed[index].fd);
     }
     return bytes;
 }

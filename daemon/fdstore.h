@@ -37,6 +37,7 @@ struct kvist_fdstore {
     void *ctx;
     struct kvist_kept_fd *passed; /* [passed_count] */
     size_t passed_count;
+    uint64_t let_go_bytes; /* memory in passed fds that nobody knows */
 };
 
 /** Find out whether there is a store. */
@@ -45,6 +46,9 @@ void kvist_fdstore_init(struct kvist_fdstore *fdstore);
 /** @return whether an fd that was passed at start came from the store; it is taken over then. */
 bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd);
 
+/** Close an fd that was passed and is not known, and have the manager forget it. */
+void kvist_fdstore_let_go(struct kvist_fdstore *fdstore, const char *name, int fd);
+
 /** Take one of the passed fds out. @return it, owned by the caller; -1: there is none */
 int kvist_fdstore_take(struct kvist_fdstore *fdstore, const char *name);
 
@@ -52,7 +56,7 @@ int kvist_fdstore_take(struct kvist_fdstore *fdstore, const char *name);
 KVIST_MUST_USE enum kvist_status
 kvist_fdstore_put(struct kvist_fdstore *fdstore, const char *name, int fd);
 
-/** Bytes of memory in the passed fds. */
+/** Bytes of memory in the passed fds, also in those that were let go. */
 uint64_t kvist_fdstore_passed_bytes(const struct kvist_fdstore *fdstore);
 
 /** INVALID: so many segments do not fit. */

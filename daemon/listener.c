@@ -27,37 +27,85 @@ static void free_names(char **names)
     free(names);
 }
 
+static bool is_taken(const struct kvist_fdstore *fdstore, int fd)
+{
+    size_t index = 0;
+    while (index < fdstore->passed_count && fdstore->passed[index].fd != fd) {
+        index++;
+    }
+    return index < fdstore->passed_count;
+}
+
+/* Close what is neither the listening socket nor the store's. */
+static void let_go(struct kvist_fdstore *fdstore, char **names, int passed, int listening)
+{
+    int count = 0;
+    const char *first = "";
+    for (int index = 0; index < passed; index++) {
+        int fd = SD_LISTEN_FDS_START + index;
+        if (fd != listening && !is_taken(fdstore, fd)) {
+            first = count++ == 0 ? names[index] : first;
+            kvist_fdstore_let_go(fdstore, names[index], fd);
+        }
+    }
+    if (count > 0) {
+        kvist_log(KVIST_LOG_WARN,
+                  "passed fds are not used count=%d first=\"%s\" reason=\"%s\" action=closed",
+                  count,
+                  first,
+                  fdstore->max == 0 ? "FDSTORE is not set" : "not kvistd's");
+    }
+}
+
+/* Of a socket unit, and not some stored end of a connection. */
+static bool is_served(int fd)
+{
+    struct sockaddr_storage peer;
+    socklen_t length = sizeof(peer);
+    return getpeername(fd, (struct sockaddr *)&peer, &length) != 0 && errno == ENOTCONN;
+}
+
+/* @return the listening Unix stream socket among those that were passed, or -1 */
+static int sort_passed(struct kvist_fdstore *fdstore, char **names, int passed, int *sockets_out)
+{
+    int listening = -1;
+    *sockets_out = 0;
+    for (int index = 0; index < passed; index++) {
+        int fd = SD_LISTEN_FDS_START + index;
+        *sockets_out += is_served(fd);
+        if (!kvist_fdstore_offer(fdstore, names[index], fd) && listening < 0 &&
+            sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0) {
+            listening = fd;
+        }
+    }
+    return listening;
+}
+
 enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
                                              struct kvist_fdstore *fdstore,
                                              struct kvist_error *err)
 {
     struct kvist_listener listener = KVIST_LISTENER_INIT;
     char **names = NULL;
+    int sockets = 0;
     int passed = sd_listen_fds_with_names(1, &names);
-    int count = passed;
-    for (int fd = SD_LISTEN_FDS_START; fd < SD_LISTEN_FDS_START + passed; fd++) {
-        if (kvist_fdstore_offer(fdstore, names[fd - SD_LISTEN_FDS_START], fd)) {
-            count--;
-            continue;
-        }
-        if (sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0 && listener.fd < 0) {
-            listener.fd = fd;
-            continue;
-        }
-        kvist_log(KVIST_LOG_WARN, "passed fd is not used fd=%d action=closed", fd);
-        (void)close(fd);
+    if (passed < 0) {
+        kvist_log(
+            KVIST_LOG_WARN, "cannot read what systemd passed errno=%d action=ignored", -passed);
     }
+    listener.fd = sort_passed(fdstore, names, passed, &sockets);
+    let_go(fdstore, names, passed, listener.fd);
     free_names(names);
     if (listener.fd < 0) {
-        return count <= 0
-                   ? KVIST_NOT_FOUND
-                   : kvist_error_set(err,
-                                     KVIST_INVALID,
-                                     0,
-                                     "systemd",
-                                     "systemd passed %d fds and none is a listening Unix stream "
-                                     "socket: see ListenStream= of kvistd.socket",
-                                     count);
+        return sockets == 0 ? KVIST_NOT_FOUND
+                            : kvist_error_set(
+                                  err,
+                                  KVIST_INVALID,
+                                  0,
+                                  "systemd",
+                                  "systemd passed %d sockets and none is a listening Unix stream "
+                                  "socket: see ListenStream= of kvistd.socket",
+                                  sockets);
     }
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     socklen_t length = sizeof(address);

@@ -32,9 +32,10 @@ struct kvist_listener {
     }
 
 /**
- * Take the socket that systemd passed. What it had stored for us goes to fdstore.
+ * Take the socket that systemd passed. What it had stored for us goes to fdstore; what else it
+ * passed is closed, and removed from the store.
  *
- * @return OK; NOT_FOUND: it passed nothing; INVALID: what it passed is no such socket
+ * @return OK; NOT_FOUND: it passed no socket; INVALID: it passed sockets, and none is such a one
  */
 KVIST_MUST_USE enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
                                                             struct kvist_fdstore *fdstore,

@@ -755,6 +755,7 @@ enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err
         free(kept);
     }
     store->options.kept = NULL;
+    store->adoption.released_bytes += store->options.let_go_bytes;
     store->adoption.took_us = kvist_clock_now_us() - began_us;
     return store->adoption.adopted ? KVIST_OK : kvist_roster_create(store, err);
 }

@@ -137,6 +137,7 @@ struct kvist_store_options {
        them mapped for a while, and the new arena grows beside them only as there is memory. NULL:
        never asked. */
     uint64_t (*available)(void *ctx);
+    uint64_t let_go_bytes;      /* of segments that were let go before */
     struct kvist_kept_fd *kept; /* [kept_count] those that it has taken have fd -1 afterwards */
     size_t kept_count;
     void *ctx;

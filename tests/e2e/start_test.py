@@ -266,6 +266,18 @@ class SecondInstance(harness.Case):
             self.assertEqual(daemon.ended(), 2)
             self.assertIn("ListenStream=", daemon.text())
 
+    def test_a_stranger_from_systemd(self):
+        for variables in ("LISTEN_FDS=1", "LISTEN_FDS=1 LISTEN_FDNAMES=a:b", "LISTEN_FDS=7"):
+            with open(os.devnull, "rb") as stranger:
+                wrap = ["sh", "-c", f'LISTEN_PID=$$ {variables} exec "$@"', "sh"]
+                daemon = self.start(wrap=wrap, preexec_fn=lambda: os.dup2(stranger.fileno(), 3),
+                                    pass_fds=[3])
+            self.assert_serves(daemon)
+            self.assertEqual(daemon.text().count("warn: "), 1, daemon.text())
+            self.assertEqual(daemon.stop(), 0)
+            daemon.dispose()
+            os.unlink(daemon.log)
+
 
 class Disk(harness.Case):
     """On a small file system of our own."""

@@ -2,6 +2,7 @@
 """kvistd is killed and comes back: its memory, sessions, grants and leases are as they were."""
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -181,6 +182,34 @@ class Cold(Warm):
         self.assertEqual(engine.ask("wait", 30), "ok")
         self.assertEqual(engine.ask("put", 0, 20), "ok")
         self.assertEqual(service.stored()["r0"], 1)
+
+    def test_what_it_does_not_know_is_closed_and_removed(self):
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        for name in ("stranger", "s0123456789ab", "r0r"):
+            with open(os.devnull, "rb") as stranger:
+                service.keep(name, stranger.fileno())
+        near, far = socket.socketpair()
+        with near, far:
+            service.keep("s7fffffff", near.fileno())
+        self.killed(service, engine)
+        self.assertIn('passed fds are not used count=3 first="stranger" ', service.text())
+        self.assertEqual(self.metrics()["adopted_blocks"], 20)
+        service.wait(lambda: sum(service.stored().values()) == self.metrics()["stored_files"], 60,
+                     "strangers are removed")
+
+    def test_a_store_that_is_no_longer_wanted_is_emptied(self):
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        service.environment["FDSTORE"] = ""
+        self.killed(service, engine)
+        self.assertIn('reason="FDSTORE is not set" action=closed', service.text())
+        self.assertEqual(service.text().count("passed fds are not used"), 1)
+        service.wait(lambda: not service.stored(), 60, "the store is emptied")
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
 
 
 if __name__ == "__main__":

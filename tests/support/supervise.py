@@ -80,14 +80,15 @@ class Supervisor:
         listener: socket.socket | None = None,
         listener_name: str = "kvistd.socket",
     ) -> None:
-        """listener: borrowed; passed to every process as socket activation does."""
+        """env: beside this process's; an empty value is left out.
+        listener: borrowed; passed to every process as socket activation does."""
         self.command = list(command)
         self.directory = pathlib.Path(directory)
         self.log = self.directory / "supervised.log"
         self.runs: list[Run] = []
         self.messages: collections.deque[str] = collections.deque(maxlen=10000)
         self.lost = 0  # descriptors that did not fit the store
-        self._env = dict(env or {})
+        self.environment = dict(env or {})
         self._store_max = store_max
         self._restart_s = restart_s
         self._watchdog_s = watchdog_s
@@ -185,6 +186,11 @@ class Supervisor:
         self.wait(lambda: run.status is not None, limit_s, f"an end by signal {number}")
         return run
 
+    def keep(self, name: str, descriptor: int) -> None:
+        """Store a descriptor as if an earlier process had asked for it. Borrowed."""
+        with self._changed:
+            assert self._keep(name, os.dup(descriptor), False)
+
     def drop(self, name: str) -> None:
         """Lose what is stored under a name."""
         with self._changed:
@@ -263,9 +269,10 @@ class Supervisor:
     def _spawn(self) -> None:
         passed = [] if self._listener is None else [(self._listener_name, self._listener.fileno())]
         passed += [(entry.name, entry.descriptor) for entry in self._store]
-        env = {**os.environ, **self._env, "NOTIFY_SOCKET": self._notify_path}
+        env = {**os.environ, **self.environment, "NOTIFY_SOCKET": self._notify_path}
         if self._store_max > 0:
             env.setdefault("FDSTORE", str(self._store_max))
+        env = {name: value for name, value in env.items() if value != ""}
         if self._watchdog_s > 0:
             env["WATCHDOG_USEC"] = str(int(self._watchdog_s * 1e6))
         if passed:
