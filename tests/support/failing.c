@@ -2,11 +2,13 @@
  * failing - makes the n-th system or library call of a program fail; to be preloaded.
  *
  * Role        stands between a program and libc for the calls below, and counts those that come
- * from the program's own code: what libraries call among themselves is not touched. The program
- * needs no change, and nothing that it calls can be forgotten. Use LD_PRELOAD=libkvist_failing.so
- * KVIST_FAILING=CALL:N[+] program CALL  a name of the table, or `any` N     which call of it fails,
- * from 1; with + all after it, too; 0: none With KVIST_FAILING_COUNT=FILE a line `CALL COUNT` for
- * each is written at the end. Threads     any; with several the n-th is the n-th to come
+ *             from the program's own code: what libraries call among themselves is not touched.
+ *             The program needs no change, and nothing that it calls can be forgotten.
+ * Use         LD_PRELOAD=libkvist_failing.so KVIST_FAILING=CALL:N[+] program
+ *               CALL  a name of the table, or `any`
+ *               N     which call of it fails, from 1; with + all after it, too; 0: none
+ *             KVIST_FAILING_COUNT=FILE: a line `CALL COUNT` for each is written there at the end
+ * Threads     any; with several the n-th is the n-th to come
  */
 #include <dlfcn.h>
 #include <errno.h>

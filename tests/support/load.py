@@ -1,9 +1,13 @@
 """load_engine.c as an object: an engine on libkvist that does what it is told."""
+import contextlib
 import select
 import subprocess
 
 
 class LoadEngine:
+    class Died(AssertionError):
+        """It ended where an answer was due."""
+
     def __init__(self, command: list[str], **more) -> None:
         """command: load_engine with its arguments, however it is to be run."""
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -17,7 +21,8 @@ class LoadEngine:
         ready, _, _ = select.select([self.process.stdout], [], [], limit_s)
         assert ready, "the engine does not answer"
         line = self.process.stdout.readline()
-        assert line, f"the engine died: {self.process.wait()}"
+        if not line:
+            raise self.Died(f"the engine died: {self.process.wait()}")
         return line.strip()
 
     def ask(self, *words: object) -> str:
@@ -44,5 +49,6 @@ class LoadEngine:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what it did not read
+            self.process.stdin.close()
         self.process.stdout.close()
