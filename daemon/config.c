@@ -1,5 +1,4 @@
-#include "daemon/config.h"
-
+#include "daemon/config_parse.h"
 #include "proto/base/check.h"
 
 #include <ctype.h>
@@ -11,14 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define NAME_BYTES_MAX  64
-#define NAME_FAR        4U /* edits and sections away from every setting: nothing to propose */
-#define HELP_COLUMNS    96
-
-#define DRAM_BYTES_MIN  (1ULL << 20)
-#define NVME_BYTES_MIN  (64ULL << 20)
-#define QUOTA_BYTES_MAX (1ULL << 50)
-#define WEIGHT_MAX      1000
+#define NAME_BYTES_MAX 64
+#define NAME_FAR       4U /* edits and sections away from every setting: nothing to propose */
+#define HELP_COLUMNS   96
 
 enum config_kind { KIND_TEXT, KIND_SIZE, KIND_COUNT, KIND_MODE, KIND_CHOICE };
 enum config_life { LIFE_LIVE, LIFE_RESTART };
@@ -56,21 +50,17 @@ static const struct config_row rows[] = {
 
 #define ROW_COUNT KVIST_ARRAY_COUNT(rows)
 
-/* Where a value comes from, for messages. */
-struct origin {
-    const char *file; /* or the flag */
-    unsigned line;    /* 0: a flag */
-};
-
 struct parser {
     struct kvist_config *config;
-    struct origin origin;
+    struct kvist_config_origin origin;
     char section[NAME_BYTES_MAX];
     unsigned seen_line[ROW_COUNT]; /* where a row was given; 0: not yet */
 };
 
-__attribute__((format(printf, 3, 4))) static enum kvist_status
-refuse(struct kvist_error *err, const struct origin *origin, const char *format, ...)
+enum kvist_status kvist_config_refuse(struct kvist_error *err,
+                                      const struct kvist_config_origin *origin,
+                                      const char *format,
+                                      ...)
 {
     char text[KVIST_ERROR_TEXT_BYTES];
     va_list arguments;
@@ -98,8 +88,7 @@ const char *kvist_size_format(uint64_t bytes, char text_out[32])
     return text_out;
 }
 
-/* Digits in a base, with an optional K, M, G or T after them. */
-static bool parse_number(const char *text, int base, bool suffixed, uint64_t *value_out)
+bool kvist_config_parse_number(const char *text, int base, bool suffixed, uint64_t *value_out)
 {
     if (!isdigit((unsigned char)text[0])) {
         return false;
@@ -201,10 +190,10 @@ static bool parse_value(const struct config_row *row, const char *text, uint64_t
             *value_out = 0;
             return true;
         }
-        return parse_number(text, 10, row->kind == KIND_SIZE, value_out) &&
+        return kvist_config_parse_number(text, 10, row->kind == KIND_SIZE, value_out) &&
                *value_out >= row->min && *value_out <= row->max;
     case KIND_MODE:
-        return parse_number(text, 8, false, value_out) && *value_out >= row->min &&
+        return kvist_config_parse_number(text, 8, false, value_out) && *value_out >= row->min &&
                *value_out <= row->max;
     case KIND_TEXT:
         break;
@@ -215,7 +204,7 @@ static bool parse_value(const struct config_row *row, const char *text, uint64_t
 static enum kvist_status set_row(struct kvist_config *config,
                                  const struct config_row *row,
                                  const char *text,
-                                 const struct origin *origin,
+                                 const struct kvist_config_origin *origin,
                                  struct kvist_error *err)
 {
     char range[160];
@@ -224,27 +213,28 @@ static enum kvist_status set_row(struct kvist_config *config,
     if (row->kind == KIND_TEXT) {
         size_t length = strlen(text);
         if (length < row->min || length > row->max) {
-            return refuse(err,
-                          origin,
-                          "%s.%s has %zu bytes; allowed: %s",
-                          row->section,
-                          row->name,
-                          length,
-                          range);
+            return kvist_config_refuse(err,
+                                       origin,
+                                       "%s.%s has %zu bytes; allowed: %s",
+                                       row->section,
+                                       row->name,
+                                       length,
+                                       range);
         }
         memcpy(field, text, length + 1);
         return KVIST_OK;
     }
     uint64_t value = 0;
     if (!parse_value(row, text, &value)) {
-        return refuse(err,
-                      origin,
-                      "%s.%s = \"%.40s\" cannot be; allowed: %s%s",
-                      row->section,
-                      row->name,
-                      text,
-                      range,
-                      strpbrk(text, "#;") != NULL ? "; a comment needs a line of its own" : "");
+        return kvist_config_refuse(
+            err,
+            origin,
+            "%s.%s = \"%.40s\" cannot be; allowed: %s%s",
+            row->section,
+            row->name,
+            text,
+            range,
+            strpbrk(text, "#;") != NULL ? "; a comment needs a line of its own" : "");
     }
     memcpy(field, &value, sizeof(value));
     return KVIST_OK;
@@ -289,7 +279,7 @@ static const struct config_row *find_row(const char *section, const char *name)
 
 static enum kvist_status refuse_unknown(const char *section,
                                         const char *name,
-                                        const struct origin *origin,
+                                        const struct kvist_config_origin *origin,
                                         struct kvist_error *err)
 {
     const struct config_row *nearest = &rows[0];
@@ -303,143 +293,16 @@ static enum kvist_status refuse_unknown(const char *section,
         }
     }
     if (least > NAME_FAR) {
-        return refuse(
+        return kvist_config_refuse(
             err, origin, "there is no setting %.40s.%.40s; see kvistd --help", section, name);
     }
-    return refuse(err,
-                  origin,
-                  "there is no setting %.40s.%.40s; did you mean %s.%s?",
-                  section,
-                  name,
-                  nearest->section,
-                  nearest->name);
-}
-
-/* --- Tenants --------------------------------------------------------------------------------- */
-
-static bool tenant_name_is_good(const char *name)
-{
-    size_t length = strlen(name);
-    return length > 0 && length <= KVIST_TENANT_BYTES_MAX &&
-           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-.") == length;
-}
-
-const struct kvist_tenant_limits *kvist_config_limits(const struct kvist_config *config,
-                                                      const char *tenant)
-{
-    for (size_t index = 0; index < config->limits_count; index++) {
-        if (strcmp(config->limits[index].tenant, tenant) == 0) {
-            return &config->limits[index];
-        }
-    }
-    return NULL;
-}
-
-static bool add_peer(struct kvist_config *config, const char *tenant, bool group, const char *text)
-{
-    uint64_t id = 0;
-    if (!parse_number(text, 10, false, &id) || id >= UINT32_MAX ||
-        config->rule_count == KVIST_CONFIG_RULES_MAX) {
-        return false;
-    }
-    struct kvist_tenant_rule *rule = &config->rules[config->rule_count++];
-    (void)snprintf(rule->tenant, sizeof(rule->tenant), "%s", tenant);
-    rule->group = group;
-    rule->id = (uint32_t)id;
-    return true;
-}
-
-/* One word of a tenant's line. */
-static bool
-take_word(struct kvist_config *config, struct kvist_tenant_limits *limits, const char *word)
-{
-    uint64_t value = 0;
-    size_t span = strcspn(word, ":");
-    const char *text = word + span + (word[span] == ':');
-    bool is_peer = strncmp(word, "uid:", 4) == 0 || strncmp(word, "gid:", 4) == 0;
-    if (is_peer) {
-        return strcmp(limits->tenant, KVIST_TENANT_DEFAULT) != 0 &&
-               add_peer(config, limits->tenant, word[0] == 'g', text);
-    }
-    if (strncmp(word, "dram:", 5) == 0 && parse_number(text, 10, true, &value)) {
-        limits->dram_bytes = value;
-        return value >= DRAM_BYTES_MIN && value <= QUOTA_BYTES_MAX;
-    }
-    if (strncmp(word, "nvme:", 5) == 0 && parse_number(text, 10, true, &value)) {
-        limits->nvme_bytes = value;
-        return value >= NVME_BYTES_MIN && value <= QUOTA_BYTES_MAX;
-    }
-    if (strncmp(word, "weight:", 7) == 0 && parse_number(text, 10, false, &value)) {
-        limits->weight = value <= WEIGHT_MAX ? (uint32_t)value : 0;
-        return limits->weight != 0;
-    }
-    limits->read_only = limits->read_only || strcmp(word, "read-only") == 0;
-    return strcmp(word, "read-only") == 0;
-}
-
-static enum kvist_status set_tenant(struct kvist_config *config,
-                                    const char *name,
-                                    const char *value,
-                                    const struct origin *origin,
-                                    struct kvist_error *err)
-{
-    if (!tenant_name_is_good(name)) {
-        return refuse(err,
-                      origin,
-                      "tenant \"%.70s\" cannot be; allowed: 1 to %u of a-z 0-9 _ - .",
-                      name,
-                      KVIST_TENANT_BYTES_MAX);
-    }
-    const struct kvist_tenant_limits *known = kvist_config_limits(config, name);
-    if (known == NULL && config->limits_count == KVIST_CONFIG_TENANTS_MAX) {
-        return refuse(err, origin, "over %d tenants", KVIST_CONFIG_TENANTS_MAX);
-    }
-    struct kvist_tenant_limits *limits =
-        &config->limits[known != NULL ? (size_t)(known - config->limits) : config->limits_count++];
-    if (known == NULL) {
-        *limits = (struct kvist_tenant_limits){.weight = 1};
-        (void)snprintf(limits->tenant, sizeof(limits->tenant), "%s", name);
-    }
-    char list[KVIST_CONFIG_LINE_BYTES];
-    (void)snprintf(list, sizeof(list), "%s", value);
-    char *rest = NULL;
-    for (char *word = strtok_r(list, ", \t", &rest); word != NULL;
-         word = strtok_r(NULL, ", \t", &rest)) {
-        if (config->rule_count == KVIST_CONFIG_RULES_MAX) {
-            return refuse(err, origin, "over %d peers in [tenants]", KVIST_CONFIG_RULES_MAX);
-        }
-        if (!take_word(config, limits, word)) {
-            return refuse(err,
-                          origin,
-                          "tenants.%s: \"%.40s\" cannot be; allowed: uid:NUMBER and gid:NUMBER "
-                          "(not for %s), dram:SIZE from 1M, nvme:SIZE from 64M, weight:1 to %d, "
-                          "read-only",
-                          name,
-                          word,
-                          KVIST_TENANT_DEFAULT,
-                          WEIGHT_MAX);
-        }
-    }
-    return KVIST_OK;
-}
-
-const char *kvist_config_tenant(const struct kvist_config *config,
-                                uid_t uid,
-                                const gid_t *groups,
-                                size_t group_count)
-{
-    for (size_t index = 0; index < config->rule_count; index++) {
-        const struct kvist_tenant_rule *rule = &config->rules[index];
-        if (!rule->group && rule->id == uid) {
-            return rule->tenant;
-        }
-        for (size_t group = 0; rule->group && group < group_count; group++) {
-            if (rule->id == groups[group]) {
-                return rule->tenant;
-            }
-        }
-    }
-    return KVIST_TENANT_DEFAULT;
+    return kvist_config_refuse(err,
+                               origin,
+                               "there is no setting %.40s.%.40s; did you mean %s.%s?",
+                               section,
+                               name,
+                               nearest->section,
+                               nearest->name);
 }
 
 /* --- The file -------------------------------------------------------------------------------- */
@@ -458,7 +321,8 @@ static enum kvist_status take_section(struct parser *parser, char *text, struct 
 {
     char *end = strchr(text, ']');
     if (end == NULL || end[1] != '\0' || end - text > NAME_BYTES_MAX) {
-        return refuse(err, &parser->origin, "\"%.40s\" is no section; write [name]", text);
+        return kvist_config_refuse(
+            err, &parser->origin, "\"%.40s\" is no section; write [name]", text);
     }
     *end = '\0';
     const char *name = trim(text + 1);
@@ -467,7 +331,7 @@ static enum kvist_status take_section(struct parser *parser, char *text, struct 
         known = strcmp(name, rows[index].section) == 0;
     }
     if (!known) {
-        return refuse(
+        return kvist_config_refuse(
             err,
             &parser->origin,
             "there is no section [%.40s]; there are daemon, memory, nvme, limits, tenants",
@@ -490,16 +354,17 @@ static enum kvist_status take_line(struct parser *parser, char *line, struct kvi
     }
     char *equals = strchr(text, '=');
     if (equals == NULL) {
-        return refuse(err, &parser->origin, "\"%.40s\" is no setting; write name = value", text);
+        return kvist_config_refuse(
+            err, &parser->origin, "\"%.40s\" is no setting; write name = value", text);
     }
     *equals = '\0';
     const char *name = trim(text);
     const char *value = trim(equals + 1);
     if (parser->section[0] == '\0') {
-        return refuse(err, &parser->origin, "%.40s stands before any [section]", name);
+        return kvist_config_refuse(err, &parser->origin, "%.40s stands before any [section]", name);
     }
     if (strcmp(parser->section, "tenants") == 0) {
-        return set_tenant(parser->config, name, value, &parser->origin, err);
+        return kvist_config_set_tenant(parser->config, name, value, &parser->origin, err);
     }
     const struct config_row *row = find_row(parser->section, name);
     if (row == NULL) {
@@ -507,28 +372,30 @@ static enum kvist_status take_line(struct parser *parser, char *line, struct kvi
     }
     unsigned *seen = &parser->seen_line[row - rows];
     if (*seen != 0) {
-        return refuse(err,
-                      &parser->origin,
-                      "%s.%s was given in line %u already; remove one",
-                      row->section,
-                      row->name,
-                      *seen);
+        return kvist_config_refuse(err,
+                                   &parser->origin,
+                                   "%s.%s was given in line %u already; remove one",
+                                   row->section,
+                                   row->name,
+                                   *seen);
     }
     *seen = parser->origin.line;
     return set_row(parser->config, row, value, &parser->origin, err);
 }
 
-static enum kvist_status
-check_line(const struct origin *origin, const char *line, size_t length, struct kvist_error *err)
+static enum kvist_status check_line(const struct kvist_config_origin *origin,
+                                    const char *line,
+                                    size_t length,
+                                    struct kvist_error *err)
 {
     if (length >= KVIST_CONFIG_LINE_BYTES) {
-        return refuse(err, origin, "line over %d bytes", KVIST_CONFIG_LINE_BYTES - 1);
+        return kvist_config_refuse(err, origin, "line over %d bytes", KVIST_CONFIG_LINE_BYTES - 1);
     }
     if (strlen(line) != length) {
-        return refuse(err, origin, "line with a NUL byte: this is no text file");
+        return kvist_config_refuse(err, origin, "line with a NUL byte: this is no text file");
     }
     if (origin->line > KVIST_CONFIG_LINES_MAX) {
-        return refuse(err, origin, "over %d lines", KVIST_CONFIG_LINES_MAX);
+        return kvist_config_refuse(err, origin, "over %d lines", KVIST_CONFIG_LINES_MAX);
     }
     return KVIST_OK;
 }
@@ -597,24 +464,24 @@ static enum kvist_status override(struct kvist_config *config,
                                   const struct kvist_config_override *override,
                                   struct kvist_error *err)
 {
-    struct origin origin = {.file = override->flag};
+    struct kvist_config_origin origin = {.file = override->flag};
     char line[KVIST_CONFIG_LINE_BYTES];
     int length = snprintf(line, sizeof(line), "%s", override->assignment);
     char *dot = strchr(line, '.');
     char *equals = strchr(line, '=');
     if (length < 0 || (size_t)length >= sizeof(line) || dot == NULL || equals == NULL ||
         dot > equals) {
-        return refuse(err,
-                      &origin,
-                      "\"%.60s\" is no setting; write section.name=value",
-                      override->assignment);
+        return kvist_config_refuse(err,
+                                   &origin,
+                                   "\"%.60s\" is no setting; write section.name=value",
+                                   override->assignment);
     }
     *dot = '\0';
     *equals = '\0';
     const char *section = trim(line);
     const char *name = trim(dot + 1);
     if (strcmp(section, "tenants") == 0) {
-        return set_tenant(config, name, trim(equals + 1), &origin, err);
+        return kvist_config_set_tenant(config, name, trim(equals + 1), &origin, err);
     }
     const struct config_row *row = find_row(section, name);
     return row != NULL ? set_row(config, row, trim(equals + 1), &origin, err)
@@ -631,6 +498,17 @@ static enum kvist_status check_together(const struct kvist_config *config, struc
                                "config",
                                "daemon.socket = %s is not an absolute path",
                                config->daemon_socket);
+    }
+    for (size_t index = 0; index < config->limits_count; index++) {
+        if (strcmp(config->limits[index].socket, config->daemon_socket) == 0) {
+            return kvist_error_set(err,
+                                   KVIST_INVALID,
+                                   0,
+                                   "config",
+                                   "tenants.%s: %s is daemon.socket already: name another path",
+                                   config->limits[index].tenant,
+                                   config->daemon_socket);
+        }
     }
     if (config->nvme_path[0] != '\0' && config->nvme_path[0] != '/') {
         return kvist_error_set(err,
@@ -670,7 +548,7 @@ enum kvist_status kvist_config_load(const char *path,
         return kvist_error_set(err, KVIST_NO_MEMORY, ENOMEM, "config", "no memory");
     }
     enum kvist_status status = KVIST_OK;
-    const struct origin origin = {.file = "default"};
+    const struct kvist_config_origin origin = {.file = "default"};
     for (size_t index = 0; index < ROW_COUNT && status == KVIST_OK; index++) {
         status = set_row(config, &rows[index], rows[index].fallback, &origin, err);
     }
@@ -690,6 +568,32 @@ enum kvist_status kvist_config_load(const char *path,
     return status;
 }
 
+static const char *socket_of(const struct kvist_config *config, const char *tenant)
+{
+    const struct kvist_tenant_limits *limits = kvist_config_limits(config, tenant);
+    return limits != NULL ? limits->socket : "";
+}
+
+/* Sockets stay as they were at start. */
+static void compare_sockets(const struct kvist_config *config,
+                            const struct kvist_config *fresh,
+                            kvist_config_differs_fn *differs,
+                            void *ctx)
+{
+    for (size_t index = 0; index < fresh->limits_count; index++) {
+        const struct kvist_tenant_limits *at = &fresh->limits[index];
+        if (strcmp(at->socket, socket_of(config, at->tenant)) != 0) {
+            differs(ctx, "tenants", at->tenant);
+        }
+    }
+    for (size_t index = 0; index < config->limits_count; index++) {
+        const struct kvist_tenant_limits *at = &config->limits[index];
+        if (at->socket[0] != '\0' && kvist_config_limits(fresh, at->tenant) == NULL) {
+            differs(ctx, "tenants", at->tenant);
+        }
+    }
+}
+
 void kvist_config_reload(struct kvist_config *config,
                          const struct kvist_config *fresh,
                          kvist_config_differs_fn *differs,
@@ -705,6 +609,7 @@ void kvist_config_reload(struct kvist_config *config,
             differs(ctx, rows[index].section, rows[index].name);
         }
     }
+    compare_sockets(config, fresh, differs, ctx);
     memcpy(config->rules, fresh->rules, sizeof(config->rules));
     config->rule_count = fresh->rule_count;
     memcpy(config->limits, fresh->limits, sizeof(config->limits));
@@ -713,8 +618,7 @@ void kvist_config_reload(struct kvist_config *config,
 
 /* --- Printing -------------------------------------------------------------------------------- */
 
-/* Words in lines of "# ". */
-static void print_wrapped(FILE *file, const char *text)
+void kvist_config_print_wrapped(FILE *file, const char *text)
 {
     size_t column = 0;
     while (*text != '\0') {
@@ -749,7 +653,7 @@ void kvist_config_print_example(FILE *file)
         }
         char range[160];
         describe_range(row, range, sizeof(range));
-        print_wrapped(file, row->help);
+        kvist_config_print_wrapped(file, row->help);
         (void)fprintf(file,
                       "# Allowed: %s. %s.\n#%s =%s%s\n",
                       range,
@@ -758,26 +662,7 @@ void kvist_config_print_example(FILE *file)
                       row->fallback[0] != '\0' ? " " : "",
                       row->fallback);
     }
-    (void)fputs("\n[tenants]\n", file);
-    print_wrapped(file,
-                  "Who shares blocks with whom, and how much of the cache they may have. A peer "
-                  "belongs to the first tenant here that names its user or one of its groups, else "
-                  "to the tenant \"default\". Blocks are never shared across tenants.");
-    print_wrapped(file,
-                  "uid:N, gid:N: who belongs to it. dram:SIZE, nvme:SIZE: most memory for its "
-                  "blocks, most bytes on disk. weight:N: its share beside others, 1 if not said; "
-                  "who is over its share gives way first. read-only: its engines load and do not "
-                  "store, and open their pools so.");
-    print_wrapped(file,
-                  "Memory that engines have mapped, leased or been granted comes back only when "
-                  "they let it go. Each tenant here, and default, can count on a sixteenth of the "
-                  "arena (less beside more than three others); quotas keep more for the rest. "
-                  "Live; who belongs where, and read-only, for new connections.");
-    (void)fputs("#team-a = uid:1000, uid:1001, dram:64G, nvme:1T\n"
-                "#team-b = gid:2000, weight:2\n"
-                "#guests = gid:3000, read-only\n"
-                "#default = dram:8G\n",
-                file);
+    kvist_config_print_tenants(file);
 }
 
 void kvist_config_print_help(FILE *file)

@@ -4,11 +4,13 @@
  * Role        reads the configuration file and the flags, checks every value, prints the example
  *             file. config.def has the rows. Does not look at the machine: see machine.h.
  * File        [section] lines, `name = value` lines, # or ; comments at the start of a line.
- *             [tenants] has free names: `name = uid:1000, gid:2000, dram:64G, read-only`.
+ *             [tenants] has free names: `name = uid:1000, gid:2000, dram:64G, read-only`,
+ *             `name = socket:/run/kvist/name.sock`.
  * Units       in the names; SIZE in bytes
  * Ownership   a config is a plain value
  * Limits      KVIST_CONFIG_LINE_BYTES, KVIST_CONFIG_LINES_MAX, KVIST_CONFIG_OVERRIDES_MAX,
- *             KVIST_CONFIG_RULES_MAX, KVIST_CONFIG_FILE_BYTES
+ *             KVIST_CONFIG_RULES_MAX, KVIST_CONFIG_TENANTS_MAX, KVIST_CONFIG_SOCKETS_MAX,
+ *             KVIST_CONFIG_FILE_BYTES
  * Errors      INVALID with file, line, key and what is allowed; NOT_FOUND, DENIED for the file
  */
 #ifndef KVIST_DAEMON_CONFIG_H
@@ -31,6 +33,7 @@
 #define KVIST_CONFIG_OVERRIDES_MAX     64
 #define KVIST_CONFIG_RULES_MAX         256
 #define KVIST_CONFIG_TENANTS_MAX       128
+#define KVIST_CONFIG_SOCKETS_MAX       16 /* of tenants */
 #define KVIST_TENANT_DEFAULT           "default"
 
 #define KVIST_CONFIG_TYPE_TEXT(name)   char name[KVIST_CONFIG_TEXT_BYTES]
@@ -53,6 +56,7 @@ struct kvist_tenant_limits {
     uint64_t nvme_bytes; /* 0: no quota */
     uint32_t weight;
     bool read_only;
+    char socket[KVIST_SOCKET_PATH_BYTES]; /* who comes through it belongs to the tenant; "": none */
 };
 
 struct kvist_config {

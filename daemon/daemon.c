@@ -317,6 +317,9 @@ static void stop(struct kvist_daemon *daemon, const char *reason)
     kvist_notify_stopping("Saving the hot set", save_us + STOP_EXTRA_US);
     kvist_server_stop_accepting(&daemon->server);
     kvist_listener_silence(&daemon->listener);
+    for (size_t index = 0; index < daemon->tenant_socket_count; index++) {
+        kvist_listener_silence(&daemon->tenant_sockets[index].listener);
+    }
     struct kvist_store_stats stats;
     kvist_store_stats(daemon->store, &stats);
     if (!stats.has_tier || save_us == 0) {
@@ -404,17 +407,45 @@ static enum kvist_status take_passed(struct kvist_daemon *daemon, struct kvist_e
     return status == KVIST_NOT_FOUND ? KVIST_OK : status;
 }
 
-static enum kvist_status open_socket(struct kvist_daemon *daemon, struct kvist_error *err)
+static enum kvist_status open_listener(const struct kvist_config *config,
+                                       const char *key,
+                                       const char *path,
+                                       struct kvist_listener *listener_out,
+                                       struct kvist_error *err)
 {
-    if (daemon->listener.fd >= 0) {
-        return KVIST_OK;
-    }
-    return kvist_listener_open("daemon.socket",
-                               daemon->config.daemon_socket,
-                               (mode_t)daemon->config.daemon_socket_mode,
-                               daemon->config.daemon_socket_group,
-                               &daemon->listener,
+    return kvist_listener_open(key,
+                               path,
+                               (mode_t)config->daemon_socket_mode,
+                               config->daemon_socket_group,
+                               listener_out,
                                err);
+}
+
+static enum kvist_status open_sockets(struct kvist_daemon *daemon, struct kvist_error *err)
+{
+    const struct kvist_config *config = &daemon->config;
+    enum kvist_status status = KVIST_OK;
+    if (daemon->listener.fd < 0) {
+        status = open_listener(
+            config, "daemon.socket", config->daemon_socket, &daemon->listener, err);
+    }
+    if (status == KVIST_OK) {
+        kvist_server_add_door(&daemon->server, daemon->listener.fd, NULL);
+    }
+    for (size_t index = 0; index < config->limits_count && status == KVIST_OK; index++) {
+        const struct kvist_tenant_limits *tenant = &config->limits[index];
+        if (tenant->socket[0] != '\0') {
+            struct kvist_tenant_socket *at = &daemon->tenant_sockets[daemon->tenant_socket_count];
+            (void)snprintf(at->tenant, sizeof(at->tenant), "%s", tenant->tenant);
+            status = open_listener(
+                config, "the tenant's socket", tenant->socket, &at->listener, err);
+            if (status == KVIST_OK) {
+                daemon->tenant_socket_count++;
+                kvist_server_add_door(&daemon->server, at->listener.fd, at->tenant);
+            }
+        }
+    }
+    return status;
 }
 
 static enum kvist_status keep_fd(void *ctx, const char *name, int fd)
@@ -584,7 +615,6 @@ static enum kvist_status start_serving(struct kvist_daemon *daemon, struct kvist
     }
     status = kvist_server_start(&daemon->server,
                                 daemon->base,
-                                daemon->listener.fd,
                                 &daemon->config,
                                 &daemon->counters,
                                 &handler,
@@ -608,7 +638,7 @@ static enum kvist_status start(struct kvist_daemon *daemon, struct kvist_error *
     if (daemon->base == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "libevent", "cannot make an event loop");
     }
-    enum kvist_status status = open_socket(daemon, err);
+    enum kvist_status status = open_sockets(daemon, err);
     if (status == KVIST_OK) {
         status = open_store(daemon, err);
     }
@@ -670,6 +700,9 @@ static void finish(struct kvist_daemon *daemon)
     kvist_shapes_close(&daemon->shapes);
     kvist_fdstore_fini(&daemon->fdstore);
     kvist_listener_close(&daemon->listener);
+    for (size_t index = 0; index < daemon->tenant_socket_count; index++) {
+        kvist_listener_close(&daemon->tenant_sockets[index].listener);
+    }
     if (daemon->base != NULL) {
         event_base_free(daemon->base);
     }

@@ -34,6 +34,11 @@ struct kvist_daemon {
     struct kvist_fdstore fdstore;
     struct event_base *base;
     struct kvist_listener listener;
+    struct kvist_tenant_socket {
+        struct kvist_listener listener;
+        char tenant[KVIST_TENANT_BYTES_MAX + 1];
+    } tenant_sockets[KVIST_CONFIG_SOCKETS_MAX];
+    size_t tenant_socket_count;
     struct kvist_http http;
     struct kvist_http_address http_address;
     struct kvist_store *store;

@@ -433,7 +433,10 @@ static void on_admin(struct kvist_daemon *daemon,
                      const Kvist__Wire__Envelope *envelope)
 {
     if (!connection->is_operator) {
-        fail(connection, envelope->id, KVIST_DENIED, "for root and kvistd's user alone: use sudo");
+        fail(connection,
+             envelope->id,
+             KVIST_DENIED,
+             "for root and kvistd's user alone, and not through a tenant's socket: use sudo");
         return;
     }
     if (envelope->admin->action == KVIST__WIRE__ADMIN__ACTION__ACTION_RELOAD) {

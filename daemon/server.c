@@ -336,7 +336,7 @@ static void on_resume(evutil_socket_t fd, short what, void *ctx)
     }
 }
 
-static void identify(struct kvist_connection *connection)
+static void identify(struct kvist_connection *connection, const char *tenant)
 {
     struct ucred peer = {.uid = (uid_t)-1, .gid = (gid_t)-1};
     socklen_t length = sizeof(peer);
@@ -352,9 +352,11 @@ static void identify(struct kvist_connection *connection)
     groups[group_count++] = peer.gid;
     connection->uid = peer.uid;
     connection->pid = peer.pid > 0 ? peer.pid : 0;
-    connection->is_operator = peer.uid == 0 || peer.uid == geteuid();
+    connection->is_operator = tenant == NULL && (peer.uid == 0 || peer.uid == geteuid());
     const struct kvist_config *config = connection->server->config;
-    const char *tenant = kvist_config_tenant(config, peer.uid, groups, group_count);
+    if (tenant == NULL) {
+        tenant = kvist_config_tenant(config, peer.uid, groups, group_count);
+    }
     (void)snprintf(connection->tenant, sizeof(connection->tenant), "%s", tenant);
     const struct kvist_tenant_limits *limits = kvist_config_limits(config, tenant);
     connection->reads_only = limits != NULL && limits->read_only;
@@ -476,8 +478,9 @@ static enum kvist_status find_place(struct kvist_connection *connection, struct 
         connection, "connections", own, server->connection_count, KVIST_CONNECTIONS_MAX, err);
 }
 
-static void accept_peer(struct kvist_server *server, int fd)
+static void accept_peer(const struct kvist_server_door *door, int fd)
 {
+    struct kvist_server *server = door->server;
     struct kvist_connection *connection = calloc(1, sizeof(*connection));
     if (connection == NULL) {
         server->counters->accept_errors_total++;
@@ -489,7 +492,7 @@ static void accept_peer(struct kvist_server *server, int fd)
     connection->fd = fd;
     connection->opened_us = kvist_clock_now_us();
     connection->asked_us = connection->opened_us;
-    identify(connection);
+    identify(connection, door->tenant);
     if (find_place(connection, &err) == KVIST_OK) {
         connection_open(connection);
     } else {
@@ -499,12 +502,13 @@ static void accept_peer(struct kvist_server *server, int fd)
 }
 
 /* Out of fds: with the spare one the next peer is let in and out, so that it need not wait. */
-static void accept_failed(struct kvist_server *server, int error_number)
+static void accept_failed(const struct kvist_server_door *door, int error_number)
 {
+    struct kvist_server *server = door->server;
     server->counters->accept_errors_total++;
     if (error_number == EMFILE && server->spare_fd >= 0) {
         (void)close(server->spare_fd);
-        int fd = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
             reject(server, fd, "kvistd is out of file descriptors: try again later");
             (void)close(fd);
@@ -518,7 +522,9 @@ static void accept_failed(struct kvist_server *server, int error_number)
                   strerrordesc_np(error_number));
     }
     const struct timeval pause = {0, ACCEPT_PAUSE_US};
-    (void)event_del(server->acceptable);
+    for (size_t index = 0; index < server->door_count; index++) {
+        (void)event_del(server->doors[index].acceptable);
+    }
     (void)event_add(server->accept_again, &pause);
 }
 
@@ -530,17 +536,17 @@ static bool accept_error_is_transient(int error_number)
 static void on_acceptable(evutil_socket_t fd, short what, void *ctx)
 {
     (void)what;
-    struct kvist_server *server = ctx;
+    const struct kvist_server_door *door = ctx;
     for (uint32_t count = 0; count < KVIST_TURN_ACCEPTS_MAX; count++) {
         int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (peer < 0) {
             if (errno != EAGAIN && !accept_error_is_transient(errno)) {
-                accept_failed(server, errno);
+                accept_failed(door, errno);
             }
             return;
         }
-        server->counters->connections_total++;
-        accept_peer(server, peer);
+        door->server->counters->connections_total++;
+        accept_peer(door, peer);
     }
 }
 
@@ -549,7 +555,9 @@ static void on_accept_again(evutil_socket_t fd, short what, void *ctx)
     (void)fd;
     (void)what;
     struct kvist_server *server = ctx;
-    (void)event_add(server->acceptable, NULL);
+    for (size_t index = 0; index < server->door_count; index++) {
+        (void)event_add(server->doors[index].acceptable, NULL);
+    }
 }
 
 /* A tool that waits for nothing; an engine may be silent for as long as it likes. */
@@ -590,24 +598,34 @@ void kvist_server_tick(struct kvist_server *server, uint64_t now_us)
     }
 }
 
+void kvist_server_add_door(struct kvist_server *server, int listen_fd, const char *tenant)
+{
+    KVIST_CHECK(server->base == NULL && server->door_count < KVIST_DOORS_MAX);
+    server->doors[server->door_count++] =
+        (struct kvist_server_door){.server = server, .listen_fd = listen_fd, .tenant = tenant};
+}
+
 enum kvist_status kvist_server_start(struct kvist_server *server,
                                      struct event_base *base,
-                                     int listen_fd,
                                      const struct kvist_config *config,
                                      struct kvist_counters *counters,
                                      const struct kvist_server_handler *handler,
                                      struct kvist_error *err)
 {
     server->base = base;
-    server->listen_fd = listen_fd;
     server->config = config;
     server->counters = counters;
     server->handler = *handler;
     server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    server->acceptable = event_new(base, listen_fd, EV_READ | EV_PERSIST, on_acceptable, server);
     server->accept_again = evtimer_new(base, on_accept_again, server);
-    if (server->acceptable == NULL || server->accept_again == NULL ||
-        event_add(server->acceptable, NULL) != 0) {
+    bool good = server->accept_again != NULL;
+    for (size_t index = 0; index < server->door_count && good; index++) {
+        struct kvist_server_door *door = &server->doors[index];
+        door->acceptable =
+            event_new(base, door->listen_fd, EV_READ | EV_PERSIST, on_acceptable, door);
+        good = door->acceptable != NULL && event_add(door->acceptable, NULL) == 0;
+    }
+    if (!good) {
         kvist_server_stop(server);
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "libevent", "cannot watch the socket");
     }
@@ -616,9 +634,11 @@ enum kvist_status kvist_server_start(struct kvist_server *server,
 
 void kvist_server_stop_accepting(struct kvist_server *server)
 {
-    if (server->acceptable != NULL) {
-        event_free(server->acceptable);
-        server->acceptable = NULL;
+    for (size_t index = 0; index < server->door_count; index++) {
+        if (server->doors[index].acceptable != NULL) {
+            event_free(server->doors[index].acceptable);
+            server->doors[index].acceptable = NULL;
+        }
     }
     if (server->accept_again != NULL) {
         event_free(server->accept_again);

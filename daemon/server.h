@@ -63,7 +63,7 @@ struct kvist_connection {
     pid_t pid; /* 0: in a PID namespace that is not visible from here */
     char tenant[KVIST_TENANT_BYTES_MAX + 1];
     /* The dispatcher's. */
-    bool is_operator; /* root, or kvistd's own user */
+    bool is_operator; /* root, or kvistd's own user, not through a tenant's socket */
     bool reads_only;  /* its tenant may not store */
     bool is_tool;
     struct kvist_process *process; /* NULL: none, or a tool */
@@ -85,24 +85,41 @@ struct kvist_server_handler {
     void *ctx;
 };
 
+/* A socket that is listened on. */
+struct kvist_server_door {
+    struct kvist_server *server;
+    int listen_fd;      /* borrowed */
+    const char *tenant; /* borrowed: of whoever comes through it; NULL: as [tenants] says */
+    struct event *acceptable;
+};
+
+#define KVIST_DOORS_MAX (1 + KVIST_CONFIG_SOCKETS_MAX)
+
 struct kvist_server {
     struct event_base *base;
     const struct kvist_config *config; /* borrowed; changes by reload */
     struct kvist_counters *counters;   /* borrowed */
     struct kvist_server_handler handler;
     struct kvist_log_limit log_limit;
-    int listen_fd; /* borrowed */
-    int spare_fd;  /* given up for a moment when fds run out */
-    struct event *acceptable;
+    int spare_fd; /* given up for a moment when fds run out */
+    struct kvist_server_door doors[KVIST_DOORS_MAX];
+    size_t door_count;
     struct event *accept_again;
     struct kvist_connection *connections;
     uint32_t connection_count;
 };
 
-/** Start accepting on listen_fd. */
+/**
+ * Add a socket to listen on, before the start.
+ *
+ * @param listen_fd  borrowed
+ * @param tenant     borrowed: of whoever comes through it; NULL: as [tenants] says
+ */
+void kvist_server_add_door(struct kvist_server *server, int listen_fd, const char *tenant);
+
+/** Start accepting. */
 KVIST_MUST_USE enum kvist_status kvist_server_start(struct kvist_server *server,
                                                     struct event_base *base,
-                                                    int listen_fd,
                                                     const struct kvist_config *config,
                                                     struct kvist_counters *counters,
                                                     const struct kvist_server_handler *handler,

@@ -1,5 +1,6 @@
 #include "daemon/session.h"
 
+#include "daemon/peer.h"
 #include "daemon/share.h"
 #include "proto/base/check.h"
 #include "proto/base/log.h"
@@ -396,6 +397,17 @@ enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *session
                                "tenant %s may only read (read-only in [tenants] of kvistd's "
                                "configuration): open the pool read-only",
                                connection->tenant);
+    }
+    if (connection->server->config->daemon_privileged_peers != 0 &&
+        kvist_peer_is_privileged(connection->uid, connection->pid)) {
+        return kvist_error_set(err,
+                               KVIST_DENIED,
+                               0,
+                               "open_pool",
+                               "kvistd opens no pool for peers that could write memory whatever "
+                               "its permissions say (daemon.privileged_peers = refuse): drop "
+                               "CAP_DAC_OVERRIDE, CAP_FOWNER and CAP_SYS_PTRACE, or run as another "
+                               "user");
     }
     bool open[KVIST_POOLS_MAX] = {false};
     bool own[KVIST_POOLS_MAX] = {false};

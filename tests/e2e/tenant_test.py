@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Several users and tenants on one kvistd: none takes what is the others'."""
+import ctypes
 import json
 import mmap
 import os
@@ -10,11 +11,13 @@ import unittest
 import harness
 import wire
 
+PR_SET_KEEPCAPS = 8
+
 
 class User:
     """A child that is another user: does something, answers, and lives until it is closed."""
 
-    def __init__(self, uid, act):
+    def __init__(self, uid, act, keep_capabilities=False):
         answer, self.answer_end = os.pipe()
         wait, self.end = os.pipe()
         self.pid = os.fork()
@@ -23,6 +26,8 @@ class User:
                 os.close(self.end)
                 os.setgroups([])
                 os.setgid(uid)
+                if keep_capabilities:
+                    ctypes.CDLL(None).prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
                 os.setuid(uid)
                 os.write(self.answer_end, json.dumps(act()).encode())
                 os.close(self.answer_end)
@@ -64,9 +69,9 @@ class Case(harness.Case):
         self.addCleanup(user.close)
         return user
 
-    def ask(self, uid, act):
+    def ask(self, uid, act, keep_capabilities=False):
         """What another user gets as an answer."""
-        user = User(uid, act)
+        user = User(uid, act, keep_capabilities)
         user.close()
         return user.answer
 
@@ -259,6 +264,69 @@ class Limits(Case):
         before = daemon.metric("reloads_total")
         daemon.process.send_signal(signal.SIGHUP)
         wire.until(lambda: daemon.metric("reloads_total") > before, "it is reloaded")
+
+
+class Sockets(Case):
+    def test_who_comes_through_a_tenants_socket_is_the_tenants(self):
+        path = os.path.join(self.directory, "team.sock")
+        daemon = self.start("--set", f"tenants.team=socket:{path}", "--set", "tenants.team=dram:2M")
+        key = b"k" * 32
+
+        def look(where):
+            with wire.Engine(where, os.urandom(16)) as engine:
+                return [engine.pool_id.hex(), engine.request(wire.ADMIN, {1: 1}).number(1)]
+
+        with wire.Engine(path, os.urandom(16)) as mine, wire.Engine(daemon.socket,
+                                                                   os.urandom(16)) as roots:
+            mine.put(key, b"x" * 4096)
+            self.assertNotEqual(mine.pool_id, roots.pool_id)
+            # Root, and no more than the tenant's user there; uid a's tenant counts for nothing.
+            self.assertEqual(mine.request(wire.ADMIN, {1: 1}).number(1), wire.DENIED)
+            self.assertEqual(self.ask(self.A, lambda: look(path)),
+                             [mine.pool_id.hex(), wire.DENIED])
+            self.assertNotEqual(self.ask(self.A, lambda: look(daemon.socket))[0],
+                                mine.pool_id.hex())
+            roots.put(key, b"y" * 4096)
+            with wire.Peer(path) as peer:
+                peer.hello()
+                self.assertEqual(peer.request(wire.CLEAR, {1: 1}).number(1), 1)
+            self.assertEqual(daemon.metric("slots_ready"), 1)
+        self.assertIn("cleared scope=tenant tenant=team", daemon.text())
+        daemon.stop()
+        self.assertFalse(os.path.exists(path))
+
+    def test_a_tenants_socket_is_a_socket_like_the_other(self):
+        missing = os.path.join(self.directory, "none", "team.sock")
+        self.refuses("--set", f"tenants.team=socket:{missing}", words=("none", "socket"))
+        path = os.path.join(self.directory, "team.sock")
+        with open(path, "w", encoding="ascii"):
+            pass
+        self.refuses("--set", f"tenants.team=socket:{path}", words=("team.sock", "socket"))
+        self.assertTrue(os.path.isfile(path))
+
+
+class Privileged(Case):
+    def test_peers_above_permissions_are_refused_when_told_to(self):
+        daemon = self.start("--set", "daemon.privileged_peers=refuse")
+        self.assertIn("privileged_peers", self.store(daemon))  # kvistd's own user
+        self.assertIn("privileged_peers", self.ask(self.A, lambda: self.store(daemon), True))
+        self.assert_serves(daemon)  # a tool gets no memory, and may be anybody's
+        self.assertEqual(self.ask(self.A, lambda: self.store(daemon)), "stored")
+
+    def test_they_are_trusted_if_not(self):
+        daemon = self.start()
+        self.assertEqual(self.store(daemon), "stored")
+        self.assertEqual(self.ask(self.A, lambda: self.store(daemon), True), "stored")
+
+    @staticmethod
+    def store(daemon):
+        """@return "stored", or why not"""
+        try:
+            with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+                engine.put(b"k" * 32, b"x" * 4096)
+                return "stored"
+        except AssertionError as refused:
+            return str(refused)
 
 
 class Operators(Case):

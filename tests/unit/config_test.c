@@ -224,8 +224,17 @@ static void tenants_have_limits(void)
     KVIST_TEST_EQUAL(rest->dram_bytes, 1ULL << 20);
     KVIST_TEST_EQUAL(rest->weight, 1);
     static const char *const bad[] = {
-        "dram:", "dram:1K", "dram:2048T", "nvme:63M", "nvme:x", "weight:0", "weight:1001",
-        "weight:1M", "readonly", "read-only:1", "dram",
+        "dram:",
+        "dram:1K",
+        "dram:2048T",
+        "nvme:63M",
+        "nvme:x",
+        "weight:0",
+        "weight:1001",
+        "weight:1M",
+        "readonly",
+        "read-only:1",
+        "dram",
     };
     for (size_t index = 0; index < KVIST_ARRAY_COUNT(bad); index++) {
         char text[128];
@@ -249,6 +258,25 @@ static void tenants_go_by_user_and_group(void)
     KVIST_TEST_STATUS(load("[tenants]\na = 1\n"), KVIST_INVALID);
     KVIST_TEST_STATUS(load("[tenants]\na = uid:4294967295\n"), KVIST_INVALID); /* nobody's */
     KVIST_TEST_STATUS(load("[tenants]\ndefault = uid:1\n"), KVIST_INVALID);
+}
+
+static void tenants_have_sockets(void)
+{
+    KVIST_TEST_STATUS(load("[tenants]\na = socket:/run/a, dram:1G\nb = uid:1\n"), KVIST_OK);
+    CU_ASSERT_STRING_EQUAL(kvist_config_limits(&config, "a")->socket, "/run/a");
+    CU_ASSERT_STRING_EQUAL(kvist_config_limits(&config, "b")->socket, "");
+    KVIST_TEST_STATUS(load("[tenants]\na = socket:relative\n"), KVIST_INVALID);
+    KVIST_TEST_STATUS(load("[tenants]\na = socket:\n"), KVIST_INVALID);
+    KVIST_TEST_STATUS(load("[tenants]\na = socket:/s\nb = socket:/s\n"), KVIST_INVALID);
+    KVIST_TEST_STATUS(load("[daemon]\nsocket = /s\n[tenants]\na = socket:/s\n"), KVIST_INVALID);
+    KVIST_TEST_TRUE(strstr(err.text, "daemon.socket") != NULL);
+    char text[2048] = "[tenants]\n";
+    for (int index = 0; index <= KVIST_CONFIG_SOCKETS_MAX; index++) {
+        KVIST_TEST_STATUS(load(text), KVIST_OK);
+        size_t length = strlen(text);
+        (void)snprintf(text + length, sizeof(text) - length, "t%d = socket:/%d\n", index, index);
+    }
+    KVIST_TEST_STATUS(load(text), KVIST_INVALID);
 }
 
 static void note_setting(void *ctx, const char *section, const char *name)
@@ -275,6 +303,18 @@ static void a_reload_takes_what_is_live(void)
     CU_ASSERT_STRING_EQUAL(restart, "daemon.socket memory.arena_bytes ");
     KVIST_TEST_EQUAL(config.memory_arena_bytes, 0);
     CU_ASSERT_STRING_EQUAL(config.daemon_socket, "/run/kvist/kvist.sock");
+    restart[0] = '\0';
+    KVIST_TEST_STATUS(load("[tenants]\na = socket:/a\nb = socket:/b\n"), KVIST_OK);
+    fresh = config;
+    (void)strcpy(fresh.limits[1].socket, "/c");
+    kvist_config_reload(&config, &fresh, note_setting, restart);
+    CU_ASSERT_STRING_EQUAL(restart, "tenants.b ");
+    restart[0] = '\0';
+    KVIST_TEST_STATUS(load(""), KVIST_OK);
+    struct kvist_config none = config;
+    kvist_config_reload(&config, &fresh, note_setting, restart);
+    kvist_config_reload(&config, &none, note_setting, restart);
+    CU_ASSERT_STRING_EQUAL(restart, "tenants.a tenants.b tenants.a tenants.b ");
 }
 
 static void sizes_are_written_as_people_do(void)
@@ -309,6 +349,7 @@ int main(void)
         {"random bytes never harm", random_bytes_never_harm},
         {"tenants go by user and group", tenants_go_by_user_and_group},
         {"tenants have limits", tenants_have_limits},
+        {"tenants have sockets", tenants_have_sockets},
         {"a reload takes what is live", a_reload_takes_what_is_live},
         {"sizes are written as people do", sizes_are_written_as_people_do},
         {"the example is a configuration", the_example_is_a_configuration},
