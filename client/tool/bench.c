@@ -17,7 +17,7 @@
 #define SECONDS_MAX       600.0
 #define ARENA_BYTES_LEAST (64ULL << 20)
 #define ARENA_BYTES_MOST  (512ULL << 20)
-#define ARENA_BLOCKS_MIN  32U
+#define ARENA_BLOCKS_MIN  32U /* with fewer, what was put is evicted before it can be got */
 
 static volatile bool stopped; /* set by the signal handler alone */
 
@@ -236,6 +236,26 @@ static void print_head(const struct plan *plan)
     (void)fflush(stdout);
 }
 
+static enum kvist_status
+check_arena(uint64_t arena_bytes, uint64_t block_bytes, struct kvist_error *err)
+{
+    char arena[32];
+    char block[32];
+    char least[32];
+    uint64_t least_bytes = block_bytes * ARENA_BLOCKS_MIN;
+    return arena_bytes >= least_bytes
+               ? KVIST_OK
+               : kvist_error_set(err,
+                                 KVIST_INVALID,
+                                 0,
+                                 "kvist",
+                                 "blocks of %s need an arena of %s at least, and this one has %s: "
+                                 "set a larger --arena, or smaller --block-bytes",
+                                 kvist_tool_size(block_bytes, block),
+                                 kvist_tool_size(least_bytes, least),
+                                 kvist_tool_size(arena_bytes, arena));
+}
+
 /* --- Run ----------------------------------------------------------------------------------- */
 
 /* Measure one size, with a daemon of its own where none was named. */
@@ -263,6 +283,9 @@ static enum kvist_status run_size(const struct kvist_tool *tool,
         uint64_t arena_bytes =
             kvist_bench_metric(options.socket_path, tool->timeout_us, "arena_bytes");
         options.arena_bytes = arena_bytes != 0 ? arena_bytes : options.arena_bytes;
+    }
+    if (status == KVIST_OK) {
+        status = check_arena(options.arena_bytes, block_bytes, err);
     }
     if (status == KVIST_OK) {
         uint64_t before =
@@ -362,6 +385,12 @@ int kvist_tool_bench(struct kvist_tool *tool,
     if (arena != NULL && (!kvist_tool_parse_size(arena, &plan.arena_bytes) ||
                           plan.arena_bytes < KVIST_ARENA_BYTES_MIN)) {
         return kvist_tool_usage(command, "--arena needs a size of at least 16M");
+    }
+    struct kvist_error err = KVIST_ERROR_INIT;
+    for (size_t index = 0; plan.arena_bytes != 0 && index < plan.size_count; index++) {
+        if (check_arena(plan.arena_bytes, plan.sizes[index], &err) != KVIST_OK) {
+            return kvist_tool_usage(command, "%s", err.text);
+        }
     }
     if (daemon != NULL && tool->socket_given) {
         return kvist_tool_usage(command, "--socket and --daemon exclude each other");

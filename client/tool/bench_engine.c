@@ -168,8 +168,19 @@ static bool is_stopped(const struct kvist_bench_engine *engine)
 
 static enum kvist_status gone(struct kvist_error *err)
 {
-    return kvist_error_set(
-        err, KVIST_UNAVAILABLE, 0, "kvistd", "kvistd stopped, or stopped granting, under way");
+    return kvist_error_set(err, KVIST_UNAVAILABLE, 0, "kvistd", "kvistd stopped under way");
+}
+
+/* It was waited for in vain, and may well be running. */
+static enum kvist_status stuck(const char *what, struct kvist_error *err)
+{
+    return kvist_error_set(err,
+                           KVIST_TIMED_OUT,
+                           0,
+                           "kvistd",
+                           "%s for %u s: kvistd has stopped, or its arena is taken by others",
+                           what,
+                           TAKE_WAIT_US / 1000000);
 }
 
 /* Take up to `want` slots; waits while the grant is used up. */
@@ -188,7 +199,7 @@ static enum kvist_status take_some(struct kvist_bench_engine *engine,
             return status;
         }
         if (waited_us > TAKE_WAIT_US || is_stopped(engine)) {
-            return gone(err);
+            return stuck("there was no slot to put a block in", err);
         }
         struct timespec pause = {.tv_nsec = 20000};
         (void)nanosleep(&pause, NULL);
@@ -252,7 +263,7 @@ enum kvist_status kvist_bench_put_wait(struct kvist_bench_engine *engine, struct
         struct timespec pause = {.tv_nsec = 20000};
         (void)nanosleep(&pause, NULL);
     }
-    return gone(err);
+    return stuck("what was put could not be found", err);
 }
 
 enum kvist_status kvist_bench_fill_arena(struct kvist_bench_engine *engine,
@@ -405,17 +416,24 @@ enum kvist_status kvist_bench_get_for(struct kvist_bench_engine *engine,
     struct stretch stretch = begin(seconds);
     uint64_t got = 0;
     uint64_t at = 0;
-    size_t want =
-        engine->recent < KVIST_BENCH_BATCH ? (size_t)engine->recent : (size_t)KVIST_BENCH_BATCH;
     while (goes_on(&stretch)) {
-        at = at + want > engine->recent ? 0 : at;
+        at = at < engine->recent ? at : 0;
+        size_t left = (size_t)(engine->recent - at);
+        size_t want = left < KVIST_BENCH_BATCH ? left : (size_t)KVIST_BENCH_BATCH;
         size_t count = kvist_bench_get(engine, engine->key_next - engine->recent + at, want);
-        engine->get_misses += want - count;
+        size_t step = count > 0 ? want : 1; /* a first one that is gone hides the others */
+        engine->get_misses += step - count;
         got += count;
-        at += want;
+        at += step;
     }
     if (got == 0) {
-        return gone(err);
+        return kvist_error_set(
+            err,
+            KVIST_NOT_FOUND,
+            0,
+            "kvistd",
+            "nothing that was put was there to be got: kvistd has stopped, or its "
+            "arena is taken by others");
     }
     *gbps_out = gigabytes(engine, &stretch, got);
     return KVIST_OK;

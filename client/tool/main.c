@@ -63,7 +63,8 @@ static const struct kvist_tool_command *lookup(const char *name)
 int main(int argc, char **argv)
 {
     struct kvist_tool tool = {.timeout_us = TIMEOUT_US_DEFAULT};
-    (void)signal(SIGPIPE, SIG_IGN); /* `kvist stat | head` ends with a sentence, not a signal */
+    (void)signal(SIGPIPE, SIG_IGN); /* `kvist stat | head` ends with a sentence, not a signal; */
+    (void)signal(SIGXFSZ, SIG_IGN); /* `kvist replay >file` under `ulimit -f`, too */
     /* NOLINTNEXTLINE(concurrency-mt-unsafe): one thread */
     tool.socket_path = getenv("KVIST_SOCKET");
     if (tool.socket_path == NULL || tool.socket_path[0] == '\0') {

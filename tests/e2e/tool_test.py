@@ -90,6 +90,23 @@ class Answers(harness.Case):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIs(json.loads(run.stdout)["nvme_present"], False)
 
+    def test_a_bench_in_too_little_memory(self):
+        """Says so, and how much it takes, before it starts anything."""
+        bench = ("bench", "--daemon", harness.KVISTD, "--runs", "1", "--seconds", "0.01")
+        for arena, least in (("16M", "64.0 MiB"), ("24M", "64.0 MiB"), ("63M", "64.0 MiB"),
+                             ("64M", None)):
+            run = subprocess.run([TOOL, *bench, "--arena", arena, "--block-bytes", "64K,2M"],
+                                 capture_output=True, text=True, timeout=60, check=False)
+            if least is None:
+                self.assertEqual(run.returncode, 0, run.stderr)
+            else:
+                self.assertEqual((run.returncode, run.stdout), (2, ""), run.stderr)
+                self.assertIn(f"blocks of 2.0 MiB need an arena of {least} at least", run.stderr)
+        daemon = self.start(arena="32M")
+        run = kvist(daemon.socket, *bench[:1], *bench[3:], "--block-bytes", "2M")
+        self.assertEqual(run.returncode, 1, run.stderr)
+        self.assertIn("64.0 MiB at least, and this one has 32.0 MiB", run.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
