@@ -3,6 +3,7 @@
 #include "daemon/dispatch.h"
 #include "daemon/machine.h"
 #include "daemon/notify.h"
+#include "daemon/watch.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
@@ -16,7 +17,6 @@
 #define TICK_US       20000ULL
 #define LAG_WINDOW_US 10000000ULL
 #define SAVE_LOG_US   1000000ULL
-#define HEALTH_US     1000000ULL
 #define STOP_EXTRA_US 30000000ULL /* for closing, after the save */
 
 static const struct timeval at_once = {0, 0};
@@ -197,38 +197,6 @@ static void measure_lag(struct kvist_daemon *daemon, uint64_t now_us)
     }
 }
 
-/* What the tier lost before it was opened, said once. */
-static void watch_tier(struct kvist_daemon *daemon)
-{
-    struct kvist_store_stats stats;
-    kvist_store_stats(daemon->store, &stats);
-    if (stats.tier.notice[0] != '\0' && !daemon->tier_noticed) {
-        daemon->tier_noticed = true;
-        kvist_log(KVIST_LOG_WARN, "%s", stats.tier.notice);
-    }
-}
-
-/* Say when health changes: once, where operators look. */
-static void watch_health(struct kvist_daemon *daemon, uint64_t now_us)
-{
-    if (now_us - daemon->health_us < HEALTH_US) {
-        return;
-    }
-    daemon->health_us = now_us;
-    watch_tier(daemon);
-    char health[KVIST_HEALTH_BYTES];
-    kvist_metrics_health(&daemon->metrics, health);
-    if (strcmp(health, daemon->health) == 0) {
-        return;
-    }
-    bool good = strcmp(health, "ok") == 0;
-    if (!good || daemon->health[0] != '\0') {
-        kvist_log(good ? KVIST_LOG_INFO : KVIST_LOG_WARN, "health changed health=\"%s\"", health);
-        kvist_notify_status(health);
-    }
-    (void)snprintf(daemon->health, sizeof(daemon->health), "%s", health);
-}
-
 static void watch_save(struct kvist_daemon *daemon, uint64_t now_us);
 
 static void on_tick(evutil_socket_t fd, short what, void *ctx)
@@ -248,7 +216,7 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
     if (daemon->save_deadline_us != 0) {
         watch_save(daemon, now_us);
     } else {
-        watch_health(daemon, now_us);
+        kvist_watch_health(daemon, now_us);
     }
     (void)event_add(daemon->tick, &tick_time);
 }
@@ -667,6 +635,12 @@ static enum kvist_status start(struct kvist_daemon *daemon, struct kvist_error *
                   "the system offers no huge pages for shared memory, first writes by engines are "
                   "slower; echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled");
     }
+    if (kvist_machine_file_bytes_max() < daemon->arena_bytes) {
+        kvist_log(KVIST_LOG_WARN,
+                  "files may have no more than %s here, and shared memory is files: raise "
+                  "LimitFSIZE= or ulimit -f",
+                  kvist_size_format(kvist_machine_file_bytes_max(), size));
+    }
     daemon->ready = true;
     daemon->alive_interval_us = kvist_notify_interval_us();
     say_ready(daemon);
@@ -724,7 +698,8 @@ int kvist_daemon_run(const struct kvist_daemon_options *options)
     daemon->listener = (struct kvist_listener)KVIST_LISTENER_INIT;
     daemon->fdstore.barrier_fd = -1;
     daemon->options = *options;
-    (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGPIPE, SIG_IGN); /* EPIPE says it, */
+    (void)signal(SIGXFSZ, SIG_IGN); /* and EFBIG: shared memory is files, too */
     daemon->metrics.files_max = kvist_machine_raise_files();
     struct kvist_error err = KVIST_ERROR_INIT;
     enum kvist_status status = load(options, &daemon->config, &daemon->http_address, &err);

@@ -27,6 +27,12 @@ struct kvist_daemon_options {
     size_t override_count;
 };
 
+/* Blocks that were found corrupt in one of the tiers. */
+struct kvist_said_corrupt {
+    uint64_t total;
+    uint64_t us; /* when the log was last told; 0: never */
+};
+
 struct kvist_daemon {
     struct kvist_daemon_options options;
     struct kvist_config config; /* as configured: arena_bytes may be 0, auto */
@@ -57,6 +63,8 @@ struct kvist_daemon {
     uint64_t health_us;         /* when health was last looked at */
     char health[KVIST_HEALTH_BYTES];
     bool tier_noticed;
+    struct kvist_said_corrupt corrupt_memory; /* what the log was told of corrupt blocks */
+    struct kvist_said_corrupt corrupt_nvme;
     bool ready;
     bool stopping;
     uint64_t save_deadline_us; /* 0: not saving */

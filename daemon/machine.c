@@ -287,3 +287,10 @@ uint64_t kvist_machine_raise_files(void)
     }
     return limit.rlim_cur;
 }
+
+uint64_t kvist_machine_file_bytes_max(void)
+{
+    struct rlimit limit;
+    bool bounded = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return bounded ? limit.rlim_cur : UINT64_MAX;
+}

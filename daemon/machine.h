@@ -46,4 +46,7 @@ bool kvist_machine_has_huge_pages(const char *root);
 /** Raise the limit of open files as far as allowed. @return the limit now */
 uint64_t kvist_machine_raise_files(void);
 
+/** Bytes that a file may have, and so shared memory; UINT64_MAX: any number. */
+uint64_t kvist_machine_file_bytes_max(void);
+
 #endif

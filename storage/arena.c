@@ -145,10 +145,12 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     (void)snprintf(name, sizeof(name), "s%08x", segment->serial);
     enum kvist_status status = kvist_memfd_create(name, segment->bytes, &segment->fd, NULL);
     if (status != KVIST_OK) {
-        return status;
+        store->stats.populate_failures_total++;
+        return KVIST_NO_MEMORY; /* NO_SPACE, of a limit of file sizes, is not the arena's */
     }
     status = kvist_memfd_map(segment->fd, segment->bytes, KVIST_MEMFD_WRITE, &segment->map, NULL);
     if (status != KVIST_OK) {
+        store->stats.populate_failures_total++;
         goto close_fd;
     }
     if (!store->options.huge_pages) {

@@ -125,6 +125,13 @@ static void write_sum(struct kvist_store_pool *pool, uint32_t slot, uint64_t sum
     pool->store->stats.checksums_total++;
 }
 
+static void note_mismatch(const struct kvist_spill *spill)
+{
+    struct kvist_store_stats *stats = &spill->store->stats;
+    stats->checksum_mismatch_total++;
+    memcpy(stats->corrupt_pool, spill->block.pool_id, KVIST_KEY_BYTES);
+}
+
 /* --- Checksums after commit ------------------------------------------------------------------ */
 
 void kvist_spill_queue_sum(struct kvist_store_pool *pool, uint32_t slot)
@@ -155,7 +162,7 @@ static void sum_done(struct kvist_job *job)
             kvist_spill_queue_behind(pool, spill->slot);
         }
     } else if (is_ready(spill) && known != spill->sum) {
-        store->stats.checksum_mismatch_total++;
+        note_mismatch(spill);
         store->stats.suspects_confirmed_total += spill->suspected;
         kvist_spill_drop_block(pool, spill->slot);
     }
@@ -355,7 +362,7 @@ static void written(void *ctx, enum kvist_status status, const struct kvist_tier
     if (status == KVIST_OK && ready) {
         note_copy(spill, block->extent);
     } else if (status == KVIST_CORRUPT) {
-        spill->store->stats.checksum_mismatch_total++;
+        note_mismatch(spill);
     } else if (status != KVIST_OK && status != KVIST_STALE) {
         fail(spill, status);
     }

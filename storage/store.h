@@ -184,7 +184,9 @@ struct kvist_store_stats {
     uint64_t promote_failures_total;
     uint64_t promote_refused_total;   /* beyond the session's share of DRAM, or no room */
     uint64_t checksums_total;
-    uint64_t checksum_mismatch_total; /* DRAM bytes changed after commit, found on a crossing */
+    uint64_t
+        checksum_mismatch_total; /* DRAM bytes changed after commit; those blocks are dropped */
+    uint8_t corrupt_pool[KVIST_KEY_BYTES]; /* that of the last mismatch */
     uint64_t suspects_total;          /* keys that sessions called corrupt */
     uint64_t suspects_ignored_total;  /* not looked at: too many at a time, or too fast */
     uint64_t suspects_confirmed_total; /* found corrupt here too, and dropped */

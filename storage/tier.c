@@ -370,6 +370,7 @@ static void read_done(struct kvist_job *job)
         tier->read_text[0] = '\0';
     } else if (request->status == KVIST_CORRUPT) {
         tier->counters.corrupt_total++;
+        memcpy(tier->counters.corrupt_pool, request->record.block.pool_id, KVIST_KEY_BYTES);
     } else if (request->status != KVIST_NOT_FOUND) {
         tier->counters.read_errors_total++;
         kvist_tier_text_set(tier->read_text, &request->err);

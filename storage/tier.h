@@ -96,6 +96,7 @@ struct kvist_tier_stats {
     uint64_t carried_blocks_total;
     uint64_t dropped_blocks_total;
     uint64_t corrupt_total;
+    uint8_t corrupt_pool[KVIST_KEY_BYTES]; /* that of the last one; 0: it was no block */
     uint64_t write_errors_total;
     uint64_t read_errors_total;
     uint64_t in_flight;

@@ -94,6 +94,7 @@ struct kvist_tier_keeper {
     uint64_t other_bytes; /* SAMPLE */
     uint64_t index_bytes; /* SAMPLE */
     uint32_t corrupt;
+    uint8_t corrupt_pool[KVIST_KEY_BYTES]; /* that of the last one */
     size_t count; /* of blocks: loaded or dropped */
     size_t moved_count;
     uint64_t moved_bytes;

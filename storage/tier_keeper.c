@@ -254,7 +254,10 @@ static bool carry(struct kvist_tier_keeper *keeper,
     enum kvist_status status =
         kvist_extent_read(victim, record, keeper->buffer, keeper->pages, &keeper->err);
     if (status != KVIST_OK) {
-        keeper->corrupt += status == KVIST_CORRUPT ? 1 : 0;
+        if (status == KVIST_CORRUPT) {
+            keeper->corrupt++;
+            memcpy(keeper->corrupt_pool, record->block.pool_id, KVIST_KEY_BYTES);
+        }
         return false;
     }
     if (carry_reserve(keeper, kvist_extent_tenant(victim), record_bytes, &target, &moved.offset) !=
@@ -357,7 +360,10 @@ static void reclaim_done(struct kvist_tier_keeper *keeper)
     tier->counters.carried_blocks_total += keeper->moved_count;
     tier->counters.write_bytes_total += keeper->moved_bytes;
     tier->counters.dropped_blocks_total += keeper->count;
-    tier->counters.corrupt_total += keeper->corrupt;
+    if (keeper->corrupt > 0) {
+        tier->counters.corrupt_total += keeper->corrupt;
+        memcpy(tier->counters.corrupt_pool, keeper->corrupt_pool, KVIST_KEY_BYTES);
+    }
     if (keeper->status != KVIST_OK || keeper->end) {
         keeper->extent = 0;
         free(keeper->buffer);

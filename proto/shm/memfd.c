@@ -39,8 +39,13 @@ kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_e
         fcntl(fd, F_ADD_SEALS, MEMFD_SEALS) != 0) {
         int error_number = errno;
         (void)close(fd);
-        return kvist_error_set_errno(
-            err, error_number, "memfd", "cannot size or seal shared memory");
+        return kvist_error_set_errno(err,
+                                     error_number,
+                                     "memfd",
+                                     error_number == EFBIG
+                                         ? "shared memory is over the limit of file sizes, raise "
+                                           "LimitFSIZE= or ulimit -f"
+                                         : "cannot size or seal shared memory");
     }
     *fd_out = fd;
     return KVIST_OK;

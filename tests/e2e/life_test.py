@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """kvistd's life: stop, save, reload, watchdog; its pages."""
 import os
+import resource
 import signal
 import socket
+import time
 
 import harness
 import wire
@@ -198,6 +200,89 @@ class Manager(harness.Case):
         self.assertEqual(daemon.stop(), 0)
         os.close(read_end)
         os.close(write_end)
+
+
+class Trouble(harness.Case):
+    """What operators have to hear of."""
+
+    def test_a_limit_of_file_sizes(self):
+        def limit(file_bytes):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+        self.refuses(preexec_fn=lambda: limit(64 << 10), words=["limit of file sizes", "LimitFSIZE"],
+                     status=1)
+        daemon = self.start(preexec_fn=lambda: limit(1000 << 10))  # less than a segment
+        self.assertIn("warn: files may have no more than 1000K", daemon.text())
+        with wire.Engine(daemon.socket, os.urandom(16)):
+            wire.until(lambda: daemon.metric("populate_failures_total") > 0, "no segment")
+        self.assert_serves(daemon)
+        self.assertEqual(daemon.stop(), 0)
+
+    def assert_one_line(self, daemon, where, pool_id, keys):
+        """How many blocks, and of which pool, but no key; no line each."""
+        self.until_told(daemon)
+        time.sleep(1.5)
+        lines = [line for line in daemon.text().splitlines() if "blocks were corrupt" in line]
+        self.assertEqual(len(lines), 1, lines)
+        self.assertRegex(lines[0], f"warn: .* where={where} blocks=[1-5] "
+                         f"last_pool={pool_id.hex()} action=dropped$")
+        for key in keys:
+            self.assertNotIn(key.hex()[:16], daemon.text())
+
+    def until_told(self, daemon):
+        wire.until(lambda: "blocks were corrupt" in daemon.text(), "the log says so")
+
+    def test_blocks_that_rot_in_memory(self):
+        daemon = self.start("--log-level", "warn")
+        keys = [os.urandom(32) for _ in range(5)]
+        with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+            for key in keys:
+                engine.put(key, os.urandom(engine.SLOT_BYTES))
+            wire.until(lambda: daemon.metric("checksums_total") == 5, "all have checksums")
+            for segment in engine.maps.values():
+                for start in range(0, len(segment), engine.SLOT_BYTES):
+                    segment[start] ^= 1
+            engine.send(wire.SUSPECT, {1: engine.pool, 2: keys[:4]})
+            self.until_told(daemon)
+            engine.send(wire.SUSPECT, {1: engine.pool, 2: keys[4:]})
+            wire.until(lambda: daemon.metric("suspects_confirmed_total") == 5, "all are found")
+            self.assert_one_line(daemon, "memory", engine.pool_id, keys)
+        self.assertEqual(daemon.stop(), 0)
+
+    @harness.needs_nvme
+    def test_blocks_that_rot_on_disk(self):
+        path = os.path.join(self.directory, "nvme")
+        flags = ("--log-level", "warn", "--nvme", path, "--nvme-bytes", "256M")
+        daemon = self.start(*flags)
+        keys = [os.urandom(32) for _ in range(5)]
+        with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+            for key in keys:
+                engine.put(key, b"block" * 10000)
+            wire.until(lambda: daemon.metric("slots_ready") == 5, "all are published")
+        self.assertEqual(daemon.stop(), 0)
+        daemon.dispose()
+        self.rot(path, b"block" * 10)
+        daemon = self.start(*flags)
+        wire.until(lambda: daemon.metric("nvme_loading") == 0, "the index is read back")
+        with wire.Engine(daemon.socket, os.urandom(16)) as engine:
+            engine.granted()  # what is promoted goes where all ranks have mapped
+            engine.send(wire.PREFETCH, {1: engine.pool, 2: keys})
+            told = 0
+            while told < 5:
+                told += engine.served(wire.PROMOTED).number(2)
+            self.assertEqual(daemon.metric("nvme_corrupt_total"), 5)
+            self.assert_one_line(daemon, "nvme", engine.pool_id, keys)
+        self.assertEqual(daemon.stop(), 0)
+
+    def rot(self, directory, content):
+        """Change all that begins like a block, in every file."""
+        for folder, _, names in os.walk(directory):
+            for name in names:
+                with open(os.path.join(folder, name), "r+b") as file:
+                    data = file.read()
+                    if content in data:
+                        file.seek(0)
+                        file.write(data.replace(content, b"X" + content[1:]))
 
 
 class Pages(harness.Case):

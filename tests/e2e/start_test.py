@@ -347,7 +347,7 @@ class Disk(harness.Case):
     @harness.needs_nvme
     def test_full_while_it_serves(self):
         daemon = self.start("--nvme", f"{self.disk}/nvme", "--nvme-bytes", "64M",
-                            wrap=self.wrap())
+                            "--log-level", "warn", wrap=self.wrap())
         engine = wire.Engine(daemon.socket, os.urandom(16))
         self.addCleanup(engine.close)
         self.put(engine, 1, 10)
@@ -371,6 +371,7 @@ class Disk(harness.Case):
         # There is room again: health says so by itself, and what was not saved can be.
         os.unlink(f"{self.inside(daemon)}/fill")
         wire.until(lambda: daemon.get("/healthz")[1] == "ok\n", "it is well again")
+        wire.until(lambda: 'warn: health changed health="ok"' in daemon.text(), "the log says so")
         self.assertEqual(self.save(daemon), (unsaved, 0, ""))
         self.assertEqual(daemon.metric("nvme_blocks"), 210)
         self.put(engine, 500, 20)
