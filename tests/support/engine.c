@@ -183,6 +183,7 @@ void kvist_test_settle(struct kvist_store *store)
         struct kvist_store_stats stats;
         kvist_store_stats(store, &stats);
         more = more || stats.arena_used_bytes != stats.populated_bytes || stats.slots_loading > 0;
+        more = more || (stats.tier.loading && stats.tier.degraded[0] == '\0');
         quiet = more ? 0 : quiet + 1;
     }
     const char *broken = kvist_store_check(store);

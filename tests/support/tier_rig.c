@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define WAIT_US      20000000U
+#define QUIET_MS     5
 #define MEMORY_BYTES ((size_t)16 << 20)
 
 static void pool_loaded(void *ctx, const struct kvist_tier_pool *pool)
@@ -111,25 +112,28 @@ void kvist_rig_start(struct kvist_rig *rig)
     KVIST_CHECK(rig->load_status == KVIST_OK);
 }
 
-static void turn(struct kvist_rig *rig, int wait_ms)
+/* @return whether there was something to do */
+static bool turn(struct kvist_rig *rig, int wait_ms)
 {
     struct pollfd waited = {.fd = kvist_tier_fd(rig->tier), .events = POLLIN};
-    if (poll(&waited, 1, wait_ms) > 0) {
-        while (kvist_tier_turn(rig->tier)) {
-        }
+    if (poll(&waited, 1, wait_ms) <= 0) {
+        return false;
     }
+    while (kvist_tier_turn(rig->tier)) {
+    }
+    return true;
 }
 
 void kvist_rig_turn(struct kvist_rig *rig)
 {
-    turn(rig, 100);
+    (void)turn(rig, 100);
 }
 
 bool kvist_rig_turn_until(struct kvist_rig *rig, const bool *flag)
 {
     uint64_t start_us = kvist_clock_now_us();
     while (!*flag && kvist_clock_now_us() - start_us < WAIT_US) {
-        turn(rig, 100);
+        (void)turn(rig, 100);
     }
     return *flag;
 }
@@ -137,8 +141,9 @@ bool kvist_rig_turn_until(struct kvist_rig *rig, const bool *flag)
 void kvist_rig_turn_for(struct kvist_rig *rig, uint64_t us)
 {
     uint64_t start_us = kvist_clock_now_us();
-    while (kvist_clock_now_us() - start_us < us) {
-        turn(rig, 5);
+    /* Waits are counted, not time: on a busy machine they are longer, as the tier's work is. */
+    for (uint64_t quiet_us = 0; quiet_us < us && kvist_clock_now_us() - start_us < WAIT_US;) {
+        quiet_us = turn(rig, QUIET_MS) ? 0 : quiet_us + QUIET_MS * 1000;
     }
 }
 

@@ -51,7 +51,7 @@ bool kvist_rig_turn_until(struct kvist_rig *rig, const bool *flag);
 /** Wait up to 100 ms for something to do, and do it. */
 void kvist_rig_turn(struct kvist_rig *rig);
 
-/** Turn for a while: what the tier does by itself. */
+/** Turn until the tier has had nothing to report for so long: what it does by itself. */
 void kvist_rig_turn_for(struct kvist_rig *rig, uint64_t us);
 
 /** Pool number `number`, of a tenant ("" for the default). */
