@@ -30,6 +30,8 @@ struct kvist_counters {
     uint64_t reload_failures_total;
     uint64_t stored_files;     /* with the service manager */
     uint64_t stored_files_max;
+    uint64_t notices_waiting; /* for the service manager to read */
+    uint64_t notices_dropped_total;
     uint64_t turns_total;
     uint64_t loop_lag_us;        /* of the last tick */
     uint64_t loop_lag_us_max[2]; /* of this window of ten seconds, and of the one before */

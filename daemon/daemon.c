@@ -135,6 +135,8 @@ static void turn_store(struct kvist_daemon *daemon)
     kvist_fdstore_turn(&daemon->fdstore);
     daemon->counters.stored_files = daemon->fdstore.count;
     daemon->counters.stored_files_max = daemon->fdstore.max;
+    daemon->counters.notices_waiting = daemon->notify.waiting;
+    daemon->counters.notices_dropped_total = daemon->notify.dropped_total;
 }
 
 static void on_store_event(evutil_socket_t fd, short what, void *ctx)
@@ -209,9 +211,10 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
     turn_store(daemon);
     (void)watch_store(daemon);
     kvist_server_tick(&daemon->server, now_us);
-    if (daemon->alive_interval_us != 0 && now_us - daemon->alive_us >= daemon->alive_interval_us) {
+    kvist_notify_turn(&daemon->notify);
+    if (daemon->alive_interval_us != 0 && now_us - daemon->alive_us >= daemon->alive_interval_us &&
+        kvist_notify_alive(&daemon->notify)) {
         daemon->alive_us = now_us;
-        kvist_notify_alive();
     }
     if (daemon->save_deadline_us != 0) {
         watch_save(daemon, now_us);
@@ -282,7 +285,7 @@ static void stop(struct kvist_daemon *daemon, const char *reason)
     daemon->stopping = true;
     uint64_t save_us = daemon->config.daemon_stop_save_s * 1000000;
     kvist_log(KVIST_LOG_INFO, "stopping reason=%s", reason);
-    kvist_notify_stopping("Saving the hot set", save_us + STOP_EXTRA_US);
+    kvist_notify_stopping(&daemon->notify, "Saving the hot set", save_us + STOP_EXTRA_US);
     kvist_server_stop_accepting(&daemon->server);
     kvist_listener_silence(&daemon->listener);
     for (size_t index = 0; index < daemon->tenant_socket_count; index++) {
@@ -316,7 +319,7 @@ static void on_stop_signal(evutil_socket_t number, short what, void *ctx)
     stop(daemon, number == SIGTERM ? "SIGTERM" : "SIGINT");
 }
 
-static void say_ready(const struct kvist_daemon *daemon)
+static void say_ready(struct kvist_daemon *daemon)
 {
     char size[32];
     char status[160];
@@ -325,7 +328,7 @@ static void say_ready(const struct kvist_daemon *daemon)
                    "Serving on %.107s with %s of memory",
                    daemon->listener.path,
                    kvist_size_format(daemon->arena_bytes, size));
-    kvist_notify_ready(status);
+    kvist_notify_ready(&daemon->notify, status);
 }
 
 static void on_reload_signal(evutil_socket_t number, short what, void *ctx)
@@ -337,11 +340,11 @@ static void on_reload_signal(evutil_socket_t number, short what, void *ctx)
     if (daemon->stopping) {
         return;
     }
-    kvist_notify_reloading();
+    kvist_notify_reloading(&daemon->notify);
     enum kvist_status status = kvist_daemon_reload(daemon, &err);
     say_ready(daemon);
     if (status != KVIST_OK) {
-        kvist_notify_status("The last reload failed; see the log");
+        kvist_notify_status(&daemon->notify, "The last reload failed; see the log");
     }
 }
 
@@ -370,7 +373,8 @@ static bool is_ready(void *ctx)
 /* A socket, and what an earlier kvistd has left with the service manager. */
 static enum kvist_status take_passed(struct kvist_daemon *daemon, struct kvist_error *err)
 {
-    kvist_fdstore_init(&daemon->fdstore);
+    kvist_notify_init(&daemon->notify);
+    kvist_fdstore_init(&daemon->fdstore, &daemon->notify);
     enum kvist_status status = kvist_listener_take_passed(&daemon->listener, &daemon->fdstore, err);
     return status == KVIST_NOT_FOUND ? KVIST_OK : status;
 }
@@ -673,6 +677,7 @@ static void finish(struct kvist_daemon *daemon)
     kvist_store_close(&daemon->store);
     kvist_shapes_close(&daemon->shapes);
     kvist_fdstore_fini(&daemon->fdstore);
+    kvist_notify_fini(&daemon->notify);
     kvist_listener_close(&daemon->listener);
     for (size_t index = 0; index < daemon->tenant_socket_count; index++) {
         kvist_listener_close(&daemon->tenant_sockets[index].listener);

@@ -37,6 +37,7 @@ struct kvist_daemon {
     struct kvist_daemon_options options;
     struct kvist_config config; /* as configured: arena_bytes may be 0, auto */
     uint64_t arena_bytes;
+    struct kvist_notify notify;
     struct kvist_fdstore fdstore;
     struct event_base *base;
     struct kvist_listener listener;

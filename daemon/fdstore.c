@@ -17,12 +17,11 @@
 
 /* --- Start ----------------------------------------------------------------------------------- */
 
-void kvist_fdstore_init(struct kvist_fdstore *fdstore)
+void kvist_fdstore_init(struct kvist_fdstore *fdstore, struct kvist_notify *notify)
 {
-    *fdstore = (struct kvist_fdstore){.barrier_fd = -1};
-    const char *manager = getenv("NOTIFY_SOCKET"); /* NOLINT(concurrency-mt-unsafe): no threads */
-    const char *max = getenv("FDSTORE");           /* NOLINT(concurrency-mt-unsafe): no threads */
-    if (manager != NULL && max != NULL) {
+    *fdstore = (struct kvist_fdstore){.notify = notify, .barrier_fd = -1};
+    const char *max = getenv("FDSTORE"); /* NOLINT(concurrency-mt-unsafe): no threads */
+    if (kvist_notify_has_manager(notify) && max != NULL) {
         unsigned long count = strtoul(max, NULL, 10);
         fdstore->max = count < KVIST_FDSTORE_MAX ? (uint32_t)count : KVIST_FDSTORE_MAX;
     }
@@ -66,13 +65,20 @@ static bool was_passed(const struct kvist_fdstore *fdstore, const char *name)
     return false;
 }
 
+static bool remove_from_store(struct kvist_fdstore *fdstore, const char *name)
+{
+    char text[KVIST_NOTIFY_TEXT_BYTES];
+    (void)snprintf(text, sizeof(text), "FDSTOREREMOVE=1\nFDNAME=%s", name);
+    return kvist_notify_send(fdstore->notify, text, -1) == KVIST_OK;
+}
+
 /* Also where there is no store by our account: the manager has one, or nothing hears this. */
 void kvist_fdstore_let_go(struct kvist_fdstore *fdstore, const char *name, int fd)
 {
     fdstore->let_go_bytes += memory_of(fd);
     (void)close(fd);
     if (name[0] != '\0' && !was_passed(fdstore, name)) {
-        (void)sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+        (void)remove_from_store(fdstore, name);
     }
 }
 
@@ -130,18 +136,21 @@ void kvist_fdstore_start(struct kvist_fdstore *fdstore,
 
 /* --- Storing --------------------------------------------------------------------------------- */
 
+static const char *put_text(const char *name, char text_out[64])
+{
+    (void)snprintf(text_out, 64, "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
+    return text_out;
+}
+
 enum kvist_status kvist_fdstore_put(struct kvist_fdstore *fdstore, const char *name, int fd)
 {
     char text[64];
     if (fdstore->count >= fdstore->max) {
         return KVIST_NO_SPACE;
     }
-    (void)snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s\nFDPOLL=0", name);
-    int sent = kvist_fault_point("fdstore.keep")
-                   ? -ENOBUFS
-                   : sd_pid_notify_with_fds(0, 0, text, &fd, 1);
-    if (sent <= 0) {
-        kvist_log(KVIST_LOG_WARN, "cannot store an fd errno=%d action=retried", -sent);
+    if (kvist_fault_point("fdstore.keep") ||
+        kvist_notify_send(fdstore->notify, put_text(name, text), fd) != KVIST_OK) {
+        kvist_log(KVIST_LOG_WARN, "cannot store an fd name=%s action=retried", name);
         return KVIST_NO_SPACE;
     }
     fdstore->count++;
@@ -157,8 +166,9 @@ enum kvist_status kvist_fdstore_keep(struct kvist_fdstore *fdstore, const char *
 
 void kvist_fdstore_forget(struct kvist_fdstore *fdstore, const char *name)
 {
-    if (fdstore->max > 0) {
-        (void)sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+    char text[64];
+    if (fdstore->max > 0 && (kvist_notify_withdraw(fdstore->notify, put_text(name, text)) ||
+                             remove_from_store(fdstore, name))) {
         fdstore->count -= fdstore->count > 0;
     }
 }
@@ -217,7 +227,7 @@ void kvist_fdstore_turn(struct kvist_fdstore *fdstore)
     fdstore->asked_us = kvist_clock_now_us();
     fdstore->barrier = event_new(fdstore->base, ends[0], EV_READ, on_barrier, fdstore);
     if (fdstore->barrier == NULL || event_add(fdstore->barrier, NULL) != 0 ||
-        sd_pid_notify_with_fds(0, 0, "BARRIER=1", &ends[1], 1) <= 0) {
+        kvist_notify_send(fdstore->notify, "BARRIER=1", ends[1]) != KVIST_OK) {
         end_barrier(fdstore);
     }
     (void)close(ends[1]);

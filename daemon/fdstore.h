@@ -5,7 +5,8 @@
  *             kvistd; learns by barriers which are safe. Knows nothing of what they are.
  * There is    a store when the manager says how many fds it takes: $FDSTORE (systemd 254 and newer
  *             set it, kvistd.service sets it for older ones). Without, every call does nothing.
- * Counting    what does not fit vanishes silently in systemd, so that it is counted here
+ * Counting    what does not fit vanishes silently in systemd, so that it is counted here; what
+ *             waits for the manager to read counts already
  * Ownership   fds passed at start are this object's until the store takes them over
  * Threads     loop; nothing waits for the manager
  * Limits      KVIST_FDSTORE_MAX fds, names of up to 12 bytes: 2,000 long names overflow
@@ -15,6 +16,7 @@
 #ifndef KVIST_DAEMON_FDSTORE_H
 #define KVIST_DAEMON_FDSTORE_H
 
+#include "daemon/notify.h"
 #include "storage/store.h"
 
 #include <event2/event.h>
@@ -23,6 +25,7 @@
 #define KVIST_FDSTORE_SPARE 256U /* for pool maps, session pages and pidfds */
 
 struct kvist_fdstore {
+    struct kvist_notify *notify;
     uint32_t max;      /* 0: there is none */
     uint32_t count;    /* stored now */
     uint64_t keeps;    /* since the start */
@@ -40,8 +43,8 @@ struct kvist_fdstore {
     uint64_t let_go_bytes; /* memory in passed fds that nobody knows */
 };
 
-/** Find out whether there is a store. */
-void kvist_fdstore_init(struct kvist_fdstore *fdstore);
+/** Find out whether there is a store. @param notify  borrowed; the way to it */
+void kvist_fdstore_init(struct kvist_fdstore *fdstore, struct kvist_notify *notify);
 
 /** @return whether an fd that was passed at start came from the store; it is taken over then. */
 bool kvist_fdstore_offer(struct kvist_fdstore *fdstore, const char *name, int fd);

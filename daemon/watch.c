@@ -75,7 +75,7 @@ void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us)
     /* Its end is as loud as its beginning: who logs warnings alone sees both. */
     if (strcmp(health, "ok") != 0 || daemon->health[0] != '\0') {
         kvist_log(KVIST_LOG_WARN, "health changed health=\"%s\"", health);
-        kvist_notify_status(health);
+        kvist_notify_status(&daemon->notify, health);
     }
     (void)snprintf(daemon->health, sizeof(daemon->health), "%s", health);
 }

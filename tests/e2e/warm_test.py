@@ -52,6 +52,11 @@ class Warm(harness.Case):
         while engine and engine.numbers("stats")["connects"] == connects:
             time.sleep(0.01)
 
+    def wait_stored(self, service):
+        """Until the store has what kvistd believes it to have."""
+        service.wait(lambda: sum(service.stored().values()) == self.metrics()["stored_files"], 60,
+                     "all is stored, and nothing else")
+
     def all_right(self, engine, first, count):
         self.assertEqual(engine.numbers("get", first, count),
                          {"right": count, "miss": 0, "wrong": 0})
@@ -155,6 +160,62 @@ class Kill(Warm):
         self.assertGreater(metrics["slots_ready"], 200)
 
 
+class Deaf(Warm):
+    def opened(self):
+        """A session with an open pool."""
+        peer = wire.Peer(self.socket)
+        self.addCleanup(peer.close)
+        peer.hello(role=wire.WORKER, session=os.urandom(16), ranks=1).close()
+        reply = peer.request(wire.OPEN_POOL, {1: {1: "model", 2: os.urandom(4).hex()}, 2: 65536})
+        reply.close()
+        self.assertEqual(reply.body, wire.POOL_REPLY)
+        return peer
+
+    def test_nobody_waits_for_a_manager_that_does_not_read(self):
+        service = self.service(arena="256M", watchdog_s=0.3)
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        with service.deaf():
+            alive = service.runs[-1].alive
+            peers = [self.opened() for _ in range(20)]
+            for peer in peers[:10]:
+                peer.close()
+            signal.pidfd_send_signal(service.runs[-1].pidfd, signal.SIGHUP)
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                metrics = self.metrics()
+                if metrics["manager_messages_waiting"] >= 60 and metrics["reloads_total"] == 1:
+                    break
+            self.assertGreaterEqual(metrics["manager_messages_waiting"], 60)
+            self.assertEqual(metrics["reloads_total"], 1)
+            self.all_right(engine, 0, 20)
+            self.assertLess(metrics["loop_lag_microseconds_max"], 5e6)
+        service.wait_message("RELOADING=1")
+        service.wait(lambda: service.runs[-1].alive > alive, 60, "the watchdog is fed")
+        for peer in peers[10:]:
+            peer.close()
+        self.assertEqual(engine.ask("put", 100, 50), "ok")
+        self.wait_stored(service)
+        self.killed(service, engine)
+        self.all_right(engine, 100, 50)
+        self.assertEqual(self.metrics()["manager_messages_dropped_total"], 0)
+
+    def test_it_starts_beside_a_manager_that_does_not_read(self):
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        connects = engine.numbers("stats")["connects"]
+        with service.deaf():
+            service.kill()
+            deadline = time.monotonic() + 60
+            while engine.numbers("stats")["connects"] == connects:
+                self.assertLess(time.monotonic(), deadline, "it does not serve")
+                time.sleep(0.01)
+            self.all_right(engine, 0, 20)
+        service.wait_ready()
+        self.assertEqual(self.metrics()["adopted_blocks"], 20)
+
+
 class Cold(Warm):
     def test_nothing_is_kept_without_a_store(self):
         service = self.service(store_max=0)
@@ -196,8 +257,7 @@ class Cold(Warm):
         self.killed(service, engine)
         self.assertIn('passed fds are not used count=3 first="stranger" ', service.text())
         self.assertEqual(self.metrics()["adopted_blocks"], 20)
-        service.wait(lambda: sum(service.stored().values()) == self.metrics()["stored_files"], 60,
-                     "strangers are removed")
+        self.wait_stored(service)
 
     def test_a_store_that_is_no_longer_wanted_is_emptied(self):
         service = self.service()

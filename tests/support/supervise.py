@@ -6,6 +6,7 @@ sockets are passed before stored descriptors, and what does not fit the store va
 """
 import array
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
@@ -97,6 +98,7 @@ class Supervisor:
         self._store: list[Stored] = []
         self._wanted = False
         self._closing = False
+        self._deaf = False
         self._due_s: float | None = None
         self._changed = threading.Condition()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -186,6 +188,25 @@ class Supervisor:
         self.wait(lambda: run.status is not None, limit_s, f"an end by signal {number}")
         return run
 
+    @contextlib.contextmanager
+    def deaf(self):
+        """Its socket is full, and it does not read meanwhile; ends are seen all the same."""
+        with self._changed:
+            self._deaf = True
+        self._poke()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as other:
+            try:
+                while True:
+                    other.sendto(b"", self._notify_path)
+            except BlockingIOError:
+                pass
+            try:
+                yield
+            finally:
+                with self._changed:
+                    self._deaf = False
+                self._poke()
+
     def keep(self, name: str, descriptor: int) -> None:
         """Store a descriptor as if an earlier process had asked for it. Borrowed."""
         with self._changed:
@@ -237,9 +258,10 @@ class Supervisor:
     def _serve(self) -> None:
         while True:
             poller = select.poll()
-            poller.register(self._notify, select.POLLIN)
             poller.register(self._wake, select.POLLIN)
             with self._changed:
+                if not self._deaf:
+                    poller.register(self._notify, select.POLLIN)
                 run = self._running()
                 if self._closing and run is None:
                     return
@@ -255,7 +277,8 @@ class Supervisor:
                 os.eventfd_read(self._wake)
             with self._changed:
                 # All that a process said counts before its end does.
-                self._hear_all()
+                if not self._deaf:
+                    self._hear_all()
                 for entry in [e for e in self._store if e.polled and e.descriptor in ready]:
                     self._forget(entry)
                 if run is not None and run.pidfd in ready:
