@@ -451,6 +451,11 @@ static void log_adoption(const struct kvist_daemon *daemon)
 {
     struct kvist_adoption adoption;
     kvist_store_adoption(daemon->store, &adoption);
+    if (adoption.files_mistaken > 0) {
+        kvist_log(KVIST_LOG_WARN,
+                  "stored fds are not what they were stored as fds=%u action=closed",
+                  adoption.files_mistaken);
+    }
     if (adoption.adopted) {
         kvist_log(KVIST_LOG_INFO,
                   "adopted what kvistd had left blocks=%llu bytes=%llu blocks_dropped=%llu "
@@ -483,7 +488,8 @@ open_shapes(struct kvist_daemon *daemon, int *fd, struct kvist_error *err)
         *fd = -1;
     }
     int fresh = -1;
-    enum kvist_status status = kvist_shapes_open(passed, &daemon->shapes, &fresh, err);
+    enum kvist_status status = kvist_shapes_open(
+        passed, kvist_store_instance(daemon->store), &daemon->shapes, &fresh, err);
     if (fresh < 0) {
         return status;
     }

@@ -81,13 +81,16 @@ enum kvist_status kvist_pool_describe(const Kvist__Wire__OpenPool *open,
     return KVIST_OK;
 }
 
-enum kvist_status
-kvist_shapes_open(int fd, struct kvist_shapes **shapes_out, int *fd_out, struct kvist_error *err)
+enum kvist_status kvist_shapes_open(
+    int fd, uint64_t arena, struct kvist_shapes **shapes_out, int *fd_out, struct kvist_error *err)
 {
+    char name[KVIST_MEMFD_NAME_BYTES + 1];
     const uint64_t bytes = sizeof(**shapes_out);
     void *map = NULL;
+    kvist_memfd_name(KVIST_SHAPES_NAME[0], 0, arena, name);
     if (fd >= 0) {
-        bool fits = kvist_memfd_check_own(fd, bytes, NULL) == KVIST_OK &&
+        bool fits = kvist_memfd_is_named(fd, name) &&
+                    kvist_memfd_check_own(fd, bytes, NULL) == KVIST_OK &&
                     kvist_memfd_map(fd, bytes, KVIST_MEMFD_WRITE, &map, NULL) == KVIST_OK;
         (void)close(fd);
         if (fits && ((struct kvist_shapes *)map)->magic == SHAPES_MAGIC) {
@@ -98,7 +101,7 @@ kvist_shapes_open(int fd, struct kvist_shapes **shapes_out, int *fd_out, struct 
         kvist_memfd_unmap(&map, bytes);
     }
     int fresh = -1;
-    enum kvist_status status = kvist_memfd_create(KVIST_SHAPES_NAME, bytes, &fresh, err);
+    enum kvist_status status = kvist_memfd_create(name, bytes, &fresh, err);
     if (status != KVIST_OK) {
         return status;
     }

@@ -41,11 +41,12 @@ KVIST_MUST_USE enum kvist_status kvist_pool_describe(const Kvist__Wire__OpenPool
 /**
  * Map what an earlier kvistd has left, or begin anew.
  *
+ * @param arena  its instance: what another has left is not believed
  * @param fd  taken over; -1: nothing was left. *fd_out: shared memory that is to outlive this
  *            kvistd, the caller's; -1 when it was fd, whose memory goes on
  */
-KVIST_MUST_USE enum kvist_status
-kvist_shapes_open(int fd, struct kvist_shapes **shapes_out, int *fd_out, struct kvist_error *err);
+KVIST_MUST_USE enum kvist_status kvist_shapes_open(
+    int fd, uint64_t arena, struct kvist_shapes **shapes_out, int *fd_out, struct kvist_error *err);
 void kvist_shapes_close(struct kvist_shapes **shapes);
 
 /** Remember, or compare, what a rank's tensors look like. An empty shape says nothing. */

@@ -17,6 +17,7 @@
 #include "proto/base/clock.h"
 #include "proto/shm/memfd.h"
 #include "storage/internal.h"
+#include "storage/kept.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -26,90 +27,12 @@
 
 #define CLASHED (KVIST_ENTRY_NONE - 1) /* as slot.entry: two entries named it */
 
-struct kept {
-    char kind; /* 0: no name of ours */
-    uint32_t serial;
-    bool taken;
-};
-
 struct adopter {
     struct kvist_store *store;
-    struct kvist_kept_fd *fds;
-    struct kept *kept; /* [count] what the fds' names say */
-    size_t count;
+    struct kvist_kept kept;
     bool lives[KVIST_SESSIONS_MAX][KVIST_PROCESSES_MAX];
     bool session_lives[KVIST_SESSIONS_MAX];
 };
-
-/* --- Kept fds -------------------------------------------------------------------------------- */
-
-static struct kept parse_name(const char *name)
-{
-    struct kept kept = {.kind = 0};
-    char *end = NULL;
-    unsigned long serial = strtoul(name + 1, &end, 16);
-    if (strchr("mspdr", name[0]) != NULL && name[0] != '\0' && name[1] != '\0' && *end == '\0' &&
-        serial <= UINT32_MAX) {
-        kept.kind = name[0];
-        kept.serial = (uint32_t)serial;
-    }
-    return kept;
-}
-
-static size_t place_of(const struct adopter *adopter, enum kvist_kept_kind kind, uint32_t serial)
-{
-    size_t place = 0;
-    while (place < adopter->count &&
-           (adopter->kept[place].kind != (char)kind || adopter->kept[place].serial != serial)) {
-        place++;
-    }
-    return place;
-}
-
-/* The fd, or -1. Stays the adopter's. */
-static int look(const struct adopter *adopter, enum kvist_kept_kind kind, uint32_t serial)
-{
-    size_t place = place_of(adopter, kind, serial);
-    return place < adopter->count ? adopter->fds[place].fd : -1;
-}
-
-/* It is the store's now. */
-static void take(struct adopter *adopter, enum kvist_kept_kind kind, uint32_t serial)
-{
-    size_t place = place_of(adopter, kind, serial);
-    adopter->kept[place].taken = true;
-    adopter->fds[place].fd = -1;
-}
-
-static uint64_t segment_bytes(const struct kvist_kept_fd *kept)
-{
-    struct stat info;
-    return kept->name[0] == KVIST_KEPT_SEGMENT && kept->fd >= 0 && fstat(kept->fd, &info) == 0
-               ? (uint64_t)info.st_blocks * 512
-               : 0;
-}
-
-/* Close, and have forgotten, what was not taken. */
-static void release(struct adopter *adopter)
-{
-    struct kvist_adoption *adoption = &adopter->store->adoption;
-    for (size_t place = 0; place < adopter->count; place++) {
-        struct kvist_kept_fd *kept = &adopter->fds[place];
-        if (kept->fd >= 0) {
-            adoption->released_bytes += segment_bytes(kept);
-            (void)close(kept->fd);
-            kept->fd = -1;
-        }
-        size_t first = adopter->kept[place].kind == 0
-                           ? place
-                           : place_of(adopter,
-                                      (enum kvist_kept_kind)adopter->kept[place].kind,
-                                      adopter->kept[place].serial);
-        if (!adopter->kept[first].taken && adopter->store->options.keeper.forget != NULL) {
-            adopter->store->options.keeper.forget(adopter->store->options.ctx, kept->name);
-        }
-    }
-}
 
 static enum kvist_status refuse(struct kvist_error *err, const char *what)
 {
@@ -139,15 +62,6 @@ static const struct kvist_roster_pool *pool_record(const struct kvist_roster *ro
     return NULL;
 }
 
-static bool is_pidfd(int fd)
-{
-    char path[32];
-    char target[32] = "";
-    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    return fd >= 0 && readlink(path, target, sizeof(target) - 1) > 0 &&
-           strstr(target, "pidfd") != NULL;
-}
-
 /* Find out which processes live. */
 static enum kvist_status
 check_processes(struct adopter *adopter, uint32_t index, struct kvist_error *err)
@@ -160,9 +74,11 @@ check_processes(struct adopter *adopter, uint32_t index, struct kvist_error *err
         if (word(&process->serial) == 0) {
             continue;
         }
-        struct pollfd ended = {.fd = look(adopter, KVIST_KEPT_PIDFD, word(&process->serial)),
+        uint32_t serial = word(&process->serial);
+        struct pollfd ended = {.fd = kvist_kept_look(&adopter->kept, KVIST_KEPT_PIDFD, serial),
                                .events = POLLIN};
-        if (!is_pidfd(ended.fd) || poll(&ended, 1, 0) < 0) {
+        if (!kvist_kept_is_pidfd(ended.fd, process->pid, process->inode) ||
+            poll(&ended, 1, 0) < 0) {
             return refuse(err, "a process cannot be watched, for its pidfd was not kept");
         }
         if (ended.revents != 0) {
@@ -206,7 +122,7 @@ check_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
     if (status != KVIST_OK || !adopter->session_lives[index]) {
         return status;
     }
-    if (look(adopter, KVIST_KEPT_PAGE, word(&session->serial)) < 0) {
+    if (kvist_kept_look(&adopter->kept, KVIST_KEPT_PAGE, word(&session->serial)) < 0) {
         return refuse(err, "the page of a living session was not kept");
     }
     for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
@@ -250,17 +166,18 @@ static enum kvist_status open_map(const struct adopter *adopter,
                                   struct kvist_map *map_out,
                                   struct kvist_error *err)
 {
+    const uint64_t arena = adopter->store->roster->instance;
     uint32_t serial = word(&record->map_serial);
-    int fd = look(adopter, KVIST_KEPT_MAP, serial);
+    int fd = kvist_kept_look(&adopter->kept, KVIST_KEPT_MAP, serial);
     struct kvist_map map = {.fd = -1};
-    enum kvist_status status =
-        fd >= 0 ? kvist_map_adopt(fd, serial, &map, err) : refuse(err, "a pool map was not kept");
+    enum kvist_status status = fd >= 0 ? kvist_map_adopt(fd, arena, serial, &map, err)
+                                       : refuse(err, "a pool map was not kept");
     if (status == KVIST_OK && word(&map.header->moved) != 0) {
         map.fd = -1; /* stays the adopter's */
         kvist_map_fini(&map);
         serial = word(&record->next_map_serial);
-        fd = look(adopter, KVIST_KEPT_MAP, serial);
-        status = fd >= 0 ? kvist_map_adopt(fd, serial, &map, err)
+        fd = kvist_kept_look(&adopter->kept, KVIST_KEPT_MAP, serial);
+        status = fd >= 0 ? kvist_map_adopt(fd, arena, serial, &map, err)
                          : refuse(err, "a pool's next map was not kept");
     }
     if (status != KVIST_OK) {
@@ -288,7 +205,7 @@ static enum kvist_status adopt_segment(struct adopter *adopter,
     if ((state != KVIST_SEGMENT_LIVE && state != KVIST_SEGMENT_REVOKED) || serial == 0) {
         return KVIST_NOT_FOUND;
     }
-    int fd = look(adopter, KVIST_KEPT_SEGMENT, serial);
+    int fd = kvist_kept_look(&adopter->kept, KVIST_KEPT_SEGMENT, serial);
     if (fd < 0) {
         return refuse(err, "a segment was not kept");
     }
@@ -297,7 +214,7 @@ static enum kvist_status adopt_segment(struct adopter *adopter,
         status = kvist_arena_adopt(pool, index, serial, fd);
     }
     if (status == KVIST_OK) {
-        take(adopter, KVIST_KEPT_SEGMENT, serial);
+        kvist_kept_take(&adopter->kept, KVIST_KEPT_SEGMENT, serial);
     }
     return status;
 }
@@ -353,6 +270,18 @@ static void forget_entries(struct kvist_store_pool *pool, uint32_t segment)
     }
 }
 
+/* Its segment is lost: in the next one that takes the place it begins as in any. */
+static void reset_slots(struct kvist_store_pool *pool, uint32_t segment)
+{
+    uint32_t first = segment * pool->slots_per_segment;
+    for (uint32_t slot = first; slot < first + pool->slots_per_segment; slot++) {
+        struct kvist_slot_entry *entry = &pool->map.slots[slot];
+        atomic_store_explicit(&entry->flags, 0, memory_order_relaxed);
+        atomic_store_explicit(&entry->reservation, 0, memory_order_relaxed);
+        atomic_store_explicit(&entry->state, KVIST_SLOT_FREE, memory_order_release);
+    }
+}
+
 static enum kvist_status fill_pool(struct adopter *adopter,
                                    struct kvist_store_pool *pool,
                                    bool needed,
@@ -368,6 +297,8 @@ static enum kvist_status fill_pool(struct adopter *adopter,
             forget_entries(pool, index);
         } else if (status != KVIST_NOT_FOUND && needed) {
             return status; /* somebody has it mapped */
+        } else if (status != KVIST_NOT_FOUND) {
+            reset_slots(pool, index);
         }
         if (status != KVIST_OK) {
             struct kvist_segment_entry *entry = &pool->map.segments[index];
@@ -394,7 +325,7 @@ adopt_pool(struct adopter *adopter, uint32_t index, struct kvist_error *err)
     if (status == KVIST_OK) {
         status = kvist_pool_adopt(store, &record->about, index, word(&record->serial), &map);
         if (status == KVIST_OK) {
-            take(adopter, KVIST_KEPT_MAP, map.serial);
+            kvist_kept_take(&adopter->kept, KVIST_KEPT_MAP, map.serial);
             kvist_roster_moved(store->pools[index]);
             return fill_pool(adopter, store->pools[index], needed, err);
         }
@@ -475,11 +406,11 @@ adopt_process(struct adopter *adopter, struct kvist_store_session *session, uint
     process->index = place;
     process->serial = word(&record->serial);
     process->session = session;
-    process->pidfd = look(adopter, KVIST_KEPT_PIDFD, process->serial);
+    process->pidfd = kvist_kept_look(&adopter->kept, KVIST_KEPT_PIDFD, process->serial);
     process->schedules = record->schedules != 0;
     process->maps_segments = record->maps_segments != 0;
     process->rank = record->rank;
-    take(adopter, KVIST_KEPT_PIDFD, process->serial);
+    kvist_kept_take(&adopter->kept, KVIST_KEPT_PIDFD, process->serial);
     session->processes[place] = process;
     store->process_count++;
     enum kvist_status status = KVIST_OK;
@@ -501,13 +432,13 @@ adopt_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
     if (session == NULL) {
         return KVIST_NO_MEMORY;
     }
-    int fd = look(adopter, KVIST_KEPT_PAGE, session->serial);
+    int fd = kvist_kept_look(&adopter->kept, KVIST_KEPT_PAGE, session->serial);
     enum kvist_status status = kvist_page_adopt(fd, record->rank_count, &session->page, err);
     if (status != KVIST_OK) {
         free(session);
         return status;
     }
-    take(adopter, KVIST_KEPT_PAGE, session->serial);
+    kvist_kept_take(&adopter->kept, KVIST_KEPT_PAGE, session->serial);
     session->index = index;
     session->adopted = true;
     session->about = record->about;
@@ -695,14 +626,15 @@ static void unbuild(struct kvist_store *store)
 static enum kvist_status adopt_all(struct adopter *adopter, struct kvist_error *err)
 {
     struct kvist_store *store = adopter->store;
-    int fd = look(adopter, KVIST_KEPT_ROSTER, 0);
+    int fd = kvist_kept_look(&adopter->kept, KVIST_KEPT_ROSTER, 0);
     enum kvist_status status =
         fd >= 0 ? kvist_roster_adopt(store, fd, err) : refuse(err, "the roster was not kept");
     if (status != KVIST_OK) {
         return status;
     }
     struct kvist_roster *roster = store->roster;
-    take(adopter, KVIST_KEPT_ROSTER, 0);
+    kvist_kept_take(&adopter->kept, KVIST_KEPT_ROSTER, 0);
+    store->adoption.files_mistaken = kvist_kept_check(&adopter->kept, roster->instance);
     uint32_t adopts = word(&roster->adopts) + 1;
     atomic_store_explicit(&roster->adopts, adopts, memory_order_release);
     status = adopts > KVIST_ADOPTS_MAX ? refuse(err, "earlier daemons died while they adopted it")
@@ -717,42 +649,39 @@ static enum kvist_status adopt_all(struct adopter *adopter, struct kvist_error *
     return KVIST_OK;
 }
 
+/* Why nothing was taken over. */
+static void note_refusal(struct kvist_store *store, const struct kvist_error *why)
+{
+    struct kvist_adoption adoption = {.files_mistaken = store->adoption.files_mistaken};
+    (void)snprintf(adoption.why,
+                   sizeof(adoption.why),
+                   "%.110s",
+                   why->text[0] != '\0' ? why->text : "no memory");
+    store->adoption = adoption;
+}
+
 enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err)
 {
     uint64_t began_us = kvist_clock_now_us();
     struct kvist_error why = KVIST_ERROR_INIT;
-    size_t count = store->options.kept_count;
-    if (count > 0) {
+    if (store->options.kept_count > 0) {
         struct adopter *adopter = calloc(1, sizeof(*adopter));
-        struct kept *kept = calloc(count, sizeof(*kept));
-        if (adopter == NULL || kept == NULL) {
+        if (adopter == NULL || !kvist_kept_init(&adopter->kept, &store->options)) {
             free(adopter);
-            free(kept);
             return kvist_error_set(err, KVIST_NO_MEMORY, 0, "store", "no memory to adopt");
         }
-        *adopter = (struct adopter){
-            .store = store, .fds = store->options.kept, .kept = kept, .count = count};
-        uint64_t bytes = 0;
-        for (size_t place = 0; place < count; place++) {
-            bytes += segment_bytes(&adopter->fds[place]);
-            kept[place] = parse_name(adopter->fds[place].name);
-        }
+        adopter->store = store;
+        uint64_t bytes = kvist_kept_segment_bytes(&adopter->kept);
         if (adopt_all(adopter, &why) != KVIST_OK) {
-            store->adoption = (struct kvist_adoption){.adopted = false};
-            for (size_t place = 0; place < count; place++) {
-                kept[place].taken = false;
-            }
-            (void)snprintf(store->adoption.why,
-                           sizeof(store->adoption.why),
-                           "%.110s",
-                           why.text[0] != '\0' ? why.text : "no memory");
+            note_refusal(store, &why);
+            kvist_kept_untake(&adopter->kept);
         }
-        release(adopter);
+        store->adoption.released_bytes = kvist_kept_release(&adopter->kept, &store->options);
         if (!store->adoption.adopted) {
             store->adoption.released_bytes = bytes; /* those that were taken at first, too */
         }
+        kvist_kept_fini(&adopter->kept);
         free(adopter);
-        free(kept);
     }
     store->options.kept = NULL;
     store->adoption.released_bytes += store->options.let_go_bytes;

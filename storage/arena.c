@@ -141,8 +141,8 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     segment->free_count = 0;
     segment->lent_count = 0;
     segment->keep_number = 0;
-    char name[16];
-    (void)snprintf(name, sizeof(name), "s%08x", segment->serial);
+    char name[KVIST_MEMFD_NAME_BYTES + 1];
+    kvist_memfd_name('s', segment->serial, store->roster->instance, name);
     enum kvist_status status = kvist_memfd_create(name, segment->bytes, &segment->fd, NULL);
     if (status != KVIST_OK) {
         store->stats.populate_failures_total++;

@@ -49,6 +49,7 @@ enum kvist_status kvist_map_init(const struct kvist_map_shape *shape,
     const struct kvist_map_header header = make_header(shape, seed);
     KVIST_CHECK(kvist_map_header_check(&header, header.map_bytes));
     struct kvist_map map = {
+        .arena = shape->arena,
         .serial = serial,
         .fd = -1,
         .read_only_fd = -1,
@@ -58,8 +59,8 @@ enum kvist_status kvist_map_init(const struct kvist_map_shape *shape,
         .slot_max = header.slot_max,
         .seed = seed,
     };
-    char name[16];
-    (void)snprintf(name, sizeof(name), "m%08x", serial);
+    char name[KVIST_MEMFD_NAME_BYTES + 1];
+    kvist_memfd_name('m', serial, shape->arena, name);
     enum kvist_status status = kvist_memfd_create(name, map.bytes, &map.fd, err);
     if (status != KVIST_OK) {
         return status;
@@ -84,8 +85,8 @@ close_fd:
     return status;
 }
 
-enum kvist_status
-kvist_map_adopt(int fd, uint32_t serial, struct kvist_map *map_out, struct kvist_error *err)
+enum kvist_status kvist_map_adopt(
+    int fd, uint64_t arena, uint32_t serial, struct kvist_map *map_out, struct kvist_error *err)
 {
     uint64_t bytes = 0;
     enum kvist_status status = kvist_memfd_check(fd, &bytes, err);
@@ -95,7 +96,7 @@ kvist_map_adopt(int fd, uint32_t serial, struct kvist_map *map_out, struct kvist
     if (bytes < KVIST_HEADER_BYTES) {
         return kvist_error_set(err, KVIST_CORRUPT, 0, "map", "too small for a pool map");
     }
-    struct kvist_map map = {.serial = serial, .fd = fd, .bytes = bytes};
+    struct kvist_map map = {.arena = arena, .serial = serial, .fd = fd, .bytes = bytes};
     status = kvist_memfd_map(fd, bytes, KVIST_MEMFD_WRITE, &map.base, err);
     if (status != KVIST_OK) {
         return status;
@@ -330,6 +331,7 @@ begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err)
         return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "a pool map cannot grow any further");
     }
     const struct kvist_map_shape shape = {
+        .arena = map->arena,
         .pool_id = map->header->pool_id,
         .slot_bytes = map->header->slot_bytes,
         .slots_per_segment = map->header->slots_per_segment,

@@ -23,7 +23,8 @@
 #include <kvist/error.h>
 
 struct kvist_map {
-    uint32_t serial;  /* in the memfd's name */
+    uint64_t arena; /* this and the serial are the memfd's name */
+    uint32_t serial;
     int fd;           /* read-write; the daemon's own */
     int read_only_fd; /* what peers are sent */
     uint64_t bytes;
@@ -43,6 +44,7 @@ struct kvist_map {
 };
 
 struct kvist_map_shape {
+    uint64_t arena; /* its instance */
     const uint8_t *pool_id;
     uint64_t slot_bytes;
     uint64_t generation;
@@ -65,8 +67,8 @@ void kvist_map_fini(struct kvist_map *map);
  * @param fd  taken over on OK
  * @return OK; CORRUPT: it is no pool map of this layout
  */
-KVIST_MUST_USE enum kvist_status
-kvist_map_adopt(int fd, uint32_t serial, struct kvist_map *map_out, struct kvist_error *err);
+KVIST_MUST_USE enum kvist_status kvist_map_adopt(
+    int fd, uint64_t arena, uint32_t serial, struct kvist_map *map_out, struct kvist_error *err);
 
 /**
  * Go through an adopted index and count it: entries that were being written, or that `keep` does

@@ -34,6 +34,7 @@ static void set_pointers(struct kvist_page *page, const struct kvist_page_header
 
 enum kvist_status kvist_page_init(const uint8_t session_id[16],
                                   uint32_t rank_count,
+                                  uint64_t arena,
                                   uint32_t serial,
                                   struct kvist_page *page_out,
                                   struct kvist_error *err)
@@ -43,8 +44,8 @@ enum kvist_status kvist_page_init(const uint8_t session_id[16],
     write_header(&geometry, session_id, rank_count);
     struct kvist_page page = {
         .fd = -1, .bytes = geometry.page_bytes, .map = NULL, .rank_count = rank_count};
-    char name[16];
-    (void)snprintf(name, sizeof(name), "p%08x", serial);
+    char name[KVIST_MEMFD_NAME_BYTES + 1];
+    kvist_memfd_name('p', serial, arena, name);
     enum kvist_status status = kvist_memfd_create(name, page.bytes, &page.fd, err);
     if (status != KVIST_OK) {
         return status;

@@ -29,9 +29,13 @@ struct kvist_page {
     uint64_t touch_tail; /* entries read or given up */
 };
 
-/** @param page_out  owned by the caller, give back with kvist_page_fini() */
+/**
+ * @param arena     its instance
+ * @param page_out  owned by the caller, give back with kvist_page_fini()
+ */
 KVIST_MUST_USE enum kvist_status kvist_page_init(const uint8_t session_id[16],
                                                  uint32_t rank_count,
+                                                 uint64_t arena,
                                                  uint32_t serial,
                                                  struct kvist_page *page_out,
                                                  struct kvist_error *err);

@@ -257,6 +257,7 @@ enum kvist_status kvist_pool_create(struct kvist_store *store,
         goto free_pool;
     }
     const struct kvist_map_shape shape = {
+        .arena = store->roster->instance,
         .pool_id = pool->about.pool_id,
         .slot_bytes = pool->about.slot_bytes,
         .generation = pool->about.generation,

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define RANDOM_ID_SHIFT 2U /* leaves room to count up */
@@ -203,10 +204,12 @@ static struct kvist_roster_process *process_record(const struct kvist_store_proc
     return &session_record(process->session)->processes[process->index];
 }
 
-void kvist_roster_put_process(const struct kvist_store_process *process, uint32_t pid)
+void kvist_roster_put_process(const struct kvist_store_process *process, uint32_t pid, int pidfd)
 {
+    struct stat info;
     struct kvist_roster_process *record = process_record(process);
     record->pid = pid;
+    record->inode = fstat(pidfd, &info) == 0 ? info.st_ino : 0;
     record->rank = process->rank;
     record->schedules = process->schedules;
     record->maps_segments = process->maps_segments;

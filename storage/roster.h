@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 
 #define KVIST_ROSTER_MAGIC   0x7473726573696b76ULL
-#define KVIST_ROSTER_VERSION 1U
+#define KVIST_ROSTER_VERSION 2U                    /* 2: memory and pidfds tell what they are */
 #define KVIST_PROCESSES_MAX  (KVIST_RANKS_MAX + 1) /* of one session */
 #define KVIST_ADOPTS_MAX     5U /* daemons that died while they adopted: the next one does not */
 
@@ -55,6 +55,7 @@ struct kvist_roster_process {
     uint16_t schedules;
     uint16_t maps_segments;
     _Atomic uint32_t loans; /* bit by bit: ordinals that it is attached to */
+    uint64_t inode;         /* of its pidfd: the process's own from Linux 6.9 on */
 };
 
 struct kvist_roster_session {
@@ -117,7 +118,7 @@ void kvist_roster_put_session(const struct kvist_store_session *session);
 void kvist_roster_drop_session(const struct kvist_store_session *session);
 void kvist_roster_put_attachment(const struct kvist_store_session *session, uint32_t ordinal);
 void kvist_roster_drop_attachment(const struct kvist_store_session *session, uint32_t ordinal);
-void kvist_roster_put_process(const struct kvist_store_process *process, uint32_t pid);
+void kvist_roster_put_process(const struct kvist_store_process *process, uint32_t pid, int pidfd);
 void kvist_roster_drop_process(const struct kvist_store_process *process);
 void kvist_roster_set_loan(const struct kvist_store_process *process,
                            uint32_t ordinal,

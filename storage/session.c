@@ -77,8 +77,8 @@ enum kvist_status kvist_store_session_open(struct kvist_store *store,
     if (session == NULL) {
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "session", "no memory for a session");
     }
-    enum kvist_status status =
-        kvist_page_init(session_id, rank_count, session->serial, &session->page, err);
+    enum kvist_status status = kvist_page_init(
+        session_id, rank_count, store->roster->instance, session->serial, &session->page, err);
     if (status != KVIST_OK) {
         free(session);
         return status;
@@ -314,7 +314,7 @@ kvist_store_process_watch(struct kvist_store_process *process, uint32_t pid, int
     enum kvist_status status = kvist_roster_keep(store, KVIST_KEPT_PIDFD, serial, pidfd);
     if (status == KVIST_OK) {
         process->serial = serial;
-        kvist_roster_put_process(process, pid);
+        kvist_roster_put_process(process, pid, pidfd);
     }
     return status;
 }

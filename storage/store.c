@@ -289,6 +289,7 @@ void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stat
     stats.adopted_blocks = store->adoption.blocks;
     stats.adopted_bytes = store->adoption.bytes;
     stats.adopted_blocks_dropped = store->adoption.blocks_dropped;
+    stats.adopted_files_mistaken = store->adoption.files_mistaken;
     stats.adopted_us = store->adoption.adopted ? store->adoption.took_us : 0;
     stats.arena_used_bytes = store->used_bytes;
     stats.populated_bytes = store->populated_bytes;

@@ -198,6 +198,7 @@ struct kvist_store_stats {
     uint64_t adopted_bytes;
     uint64_t adopted_blocks_dropped;
     uint64_t adopted_us;              /* that it took */
+    uint64_t adopted_files_mistaken;  /* not what they were kept as */
     uint64_t populate_waits_total;    /* a segment waited for memory that was let go */
     uint64_t populate_failures_total; /* a segment got no memory; tried again after a second */
     bool has_tier;                    /* one is wanted */
@@ -231,6 +232,7 @@ struct kvist_adoption {
     uint64_t bytes;          /* of blocks */
     uint64_t blocks_dropped; /* index entries that did not check out; all on NVMe come back later */
     uint64_t released_bytes; /* of segments that were let go; engines may still map them */
+    uint32_t files_mistaken; /* kept fds that were not what they were kept as, and let go */
     uint64_t took_us;
     char why[120]; /* not adopted: what was wrong; "" when nothing was kept */
 };

@@ -16,14 +16,37 @@
 #endif
 
 #define MEMFD_SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-#define MEMFD_NAME_BYTES 12
 #define POPULATE_STEP    (4ULL << 20)
 #define HUGE_PAGE_BYTES  (2ULL << 20)
+
+void kvist_memfd_name(char kind,
+                      uint32_t serial,
+                      uint64_t arena,
+                      char name_out[KVIST_MEMFD_NAME_BYTES + 1])
+{
+    (void)snprintf(name_out,
+                   KVIST_MEMFD_NAME_BYTES + 1,
+                   "%c%08x-%016llx",
+                   kind,
+                   serial,
+                   (unsigned long long)arena);
+}
+
+bool kvist_memfd_is_named(int fd, const char *name)
+{
+    char path[32];
+    char target[KVIST_MEMFD_NAME_BYTES + 32] = "";
+    char expected[KVIST_MEMFD_NAME_BYTES + 32];
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    (void)snprintf(expected, sizeof(expected), "/memfd:%s (deleted)", name);
+    return fd >= 0 && readlink(path, target, sizeof(target) - 1) > 0 &&
+           strcmp(target, expected) == 0;
+}
 
 enum kvist_status
 kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err)
 {
-    if (strlen(name) > MEMFD_NAME_BYTES || bytes == 0 || bytes > INT64_MAX) {
+    if (strlen(name) > KVIST_MEMFD_NAME_BYTES || bytes == 0 || bytes > INT64_MAX) {
         return kvist_error_set(err, KVIST_INVALID, 0, "memfd", "bad memfd name or size");
     }
     int fd = -1;

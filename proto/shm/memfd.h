@@ -21,11 +21,22 @@ enum kvist_memfd_access {
     KVIST_MEMFD_WRITE, /* and read */
 };
 
+#define KVIST_MEMFD_NAME_BYTES 31U
+
+/** The name of a piece of an arena: no other memory of this host has it. */
+void kvist_memfd_name(char kind,
+                      uint32_t serial,
+                      uint64_t arena,
+                      char name_out[KVIST_MEMFD_NAME_BYTES + 1]);
+
+/** Whether an fd is a memfd that was created with this name. */
+bool kvist_memfd_is_named(int fd, const char *name);
+
 /**
  * Create a memfd of a fixed size, sealed against shrinking, growing and further seals,
  * mode 0400, close-on-exec.
  *
- * @param name     at most 12 bytes; shows in /proc, and names the fd in systemd's fd store
+ * @param name     at most KVIST_MEMFD_NAME_BYTES; shows in /proc, and stays what it is for ever
  * @param fd_out   owned by the caller
  */
 KVIST_MUST_USE enum kvist_status

@@ -160,6 +160,59 @@ class Kill(Warm):
         self.assertGreater(metrics["slots_ready"], 200)
 
 
+class Swapped(Warm):
+    def swapped(self, kind, count, alive=False):
+        """Swap the first stored descriptors of a kind two by two, and kill kvistd."""
+        service = self.service()
+        engine = self.engine()
+        other = self.engine()
+        self.assertEqual(engine.ask("put", 0, 100), "ok")
+        self.wait_stored(service)
+        if not alive:
+            self.assertEqual(engine.close(), 0)
+            self.assertEqual(other.close(), 0)
+            service.wait(lambda: self.metrics()["sessions"] == 0, 60, "the engines have ended")
+        names = sorted((name for name in service.stored() if name[0] == kind),
+                       key=lambda name: int(name[1:], 16))[:count]
+        for one, two in zip(names[::2], names[1::2]):
+            service.swap(one, two)
+        self.killed(service, engine if alive else None)
+        return service, engine
+
+    def never_wrong(self, engine):
+        numbers = engine.numbers("get", 0, 100)
+        self.assertEqual(numbers["wrong"], 0, numbers)
+        return numbers["right"]
+
+    def test_segments(self):
+        service, _ = self.swapped("s", 20)
+        metrics = self.metrics()
+        self.assertEqual(self.never_wrong(self.engine()), metrics["adopted_blocks"])
+        self.assertIn("stored fds are not what they were stored as fds=20 ", service.text())
+        self.assertEqual(metrics["adopted_files_mistaken"], 20)
+        self.assertGreater(metrics["adopted_blocks_dropped"], 0)
+        self.assertEqual(metrics["adopted_blocks"] + metrics["adopted_blocks_dropped"], 100)
+        self.wait_stored(service)
+
+    def begins_anew(self, kind):
+        service, engine = self.swapped(kind, 2, alive=True)
+        self.assertIn("starting without what kvistd had left", service.text())
+        self.assertEqual(self.never_wrong(engine), 0)
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.assertEqual(engine.ask("put", 0, 100), "ok")
+        self.all_right(engine, 0, 100)
+        self.wait_stored(service)
+
+    def test_segments_that_are_mapped(self):
+        self.begins_anew("s")
+
+    def test_session_pages(self):
+        self.begins_anew("p")
+
+    def test_processes(self):
+        self.begins_anew("d")
+
+
 class Deaf(Warm):
     def opened(self):
         """A session with an open pool."""

@@ -100,7 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct kvist_fuzz_input input = {data, size};
     struct rig rig;
     uint32_t rank_count = 1 + kvist_fuzz_u8(&input) % KVIST_RANKS_MAX;
-    KVIST_FUZZ_REQUIRE(kvist_page_init(session_id, rank_count, 1, &rig.page, NULL) == KVIST_OK);
+    KVIST_FUZZ_REQUIRE(kvist_page_init(session_id, rank_count, 1, 1, &rig.page, NULL) == KVIST_OK);
     KVIST_FUZZ_REQUIRE(
         kvist_memfd_map(rig.page.fd, rig.page.bytes, KVIST_MEMFD_WRITE, &rig.writable, NULL) ==
         KVIST_OK);

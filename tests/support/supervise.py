@@ -212,6 +212,13 @@ class Supervisor:
         with self._changed:
             assert self._keep(name, os.dup(descriptor), False)
 
+    def swap(self, name: str, other: str) -> None:
+        """Give back two descriptors under each other's names from now on."""
+        with self._changed:
+            one, two = ([entry for entry in self._store if entry.name == wanted][0]
+                        for wanted in (name, other))
+            one.descriptor, two.descriptor = two.descriptor, one.descriptor
+
     def drop(self, name: str) -> None:
         """Lose what is stored under a name."""
         with self._changed:

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -281,6 +282,7 @@ static void either_map_is_right_while_it_moves(void)
     struct kvist_store_pool *pool = pool_now();
     struct kvist_map next;
     const struct kvist_map_shape shape = {
+        .arena = kvist_store_instance(store),
         .pool_id = pool->about.pool_id,
         .slot_bytes = SLOT_BYTES,
         .generation = pool->about.generation,
@@ -314,8 +316,12 @@ static void either_map_is_right_while_it_moves(void)
 
 static void end_process(struct kvist_test_engine *of, uint32_t member)
 {
-    kvist_test_vault_replace(
-        &vault, KVIST_KEPT_PIDFD, of->members[member].process->serial, kvist_test_dead_pidfd());
+    const struct kvist_store_process *process = of->members[member].process;
+    struct stat info;
+    int pidfd = kvist_test_dead_pidfd();
+    KVIST_TEST_FATAL(fstat(pidfd, &info) == 0);
+    store->roster->sessions[process->session->index].processes[process->index].inode = info.st_ino;
+    kvist_test_vault_replace(&vault, KVIST_KEPT_PIDFD, process->serial, pidfd);
 }
 
 static void dead_sessions_give_all_back(void)

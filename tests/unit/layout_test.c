@@ -259,7 +259,9 @@ static void memfds_are_sealed_and_read_only_when_asked(void)
     KVIST_TEST_STATUS(kvist_memfd_check(pipe_fds[0], &bytes, NULL), KVIST_CORRUPT);
     (void)close(pipe_fds[0]);
     (void)close(pipe_fds[1]);
-    KVIST_TEST_STATUS(kvist_memfd_create("much-too-long-a-name", 4096, &fd, NULL), KVIST_INVALID);
+    KVIST_TEST_STATUS(
+        kvist_memfd_create("a-name-of-more-bytes-than-a-memfd-may-have", 4096, &fd, NULL),
+        KVIST_INVALID);
 }
 
 int main(void)

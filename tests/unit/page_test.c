@@ -15,7 +15,7 @@ static struct kvist_page_header geometry;
 static void setup(void)
 {
     static const uint8_t id[16] = {1, 2, 3};
-    KVIST_TEST_FATAL(kvist_page_init(id, 2, 7, &page, NULL) == KVIST_OK);
+    KVIST_TEST_FATAL(kvist_page_init(id, 2, 1, 7, &page, NULL) == KVIST_OK);
     KVIST_TEST_FATAL(kvist_memfd_map(page.fd, page.bytes, KVIST_MEMFD_WRITE, &peer, NULL) ==
                      KVIST_OK);
     memcpy(&geometry, peer, sizeof(geometry));

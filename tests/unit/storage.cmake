@@ -3,6 +3,7 @@ add_library(kvist_test_engine STATIC support/engine.c support/vault.c)
 target_link_libraries(kvist_test_engine PUBLIC kvist_storage kvist_key kvist_test_support)
 
 kvist_add_unit(adopt unit/adopt_test.c kvist_test_engine)
+kvist_add_unit(kept unit/kept_test.c kvist_test_engine)
 kvist_add_unit(detach unit/detach_test.c kvist_test_engine)
 kvist_add_unit(evict unit/evict_test.c kvist_test_engine)
 kvist_add_unit(tenant unit/tenant_test.c kvist_test_engine)

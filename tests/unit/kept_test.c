@@ -1,0 +1,272 @@
+/* kept: a keeper that gives back other fds than it was given. Never wrong bytes come of it. */
+#include "proto/shm/memfd.h"
+#include "storage/internal.h"
+#include "storage/kept.h"
+#include "tests/support/engine.h"
+#include "tests/support/unit.h"
+#include "tests/support/vault.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SLOT_BYTES (64ULL << 10)
+#define ARENA      (16ULL << 20) /* 16 segments of 16 slots */
+
+static struct kvist_test_vault vault;
+static struct kvist_store_options options;
+static struct kvist_store *store;
+static struct kvist_test_engine *engine;
+static uint32_t ordinal;
+
+static void open_store(void)
+{
+    kvist_test_vault_options(&vault, &options);
+    store = kvist_test_store_open(&options);
+}
+
+static void setup(void)
+{
+    kvist_test_vault_init(&vault);
+    options = kvist_test_options(ARENA);
+    open_store();
+    engine = kvist_test_engine_open(store, 1, 1);
+    ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
+    kvist_test_settle(store);
+    for (uint64_t number = 0; number < 40; number++) {
+        KVIST_TEST_STATUS(kvist_test_engine_put(engine, ordinal, number, SLOT_BYTES), KVIST_OK);
+    }
+}
+
+static void teardown(void)
+{
+    if (engine != NULL) {
+        kvist_test_engine_close(&engine);
+    }
+    kvist_test_settle(store);
+    kvist_store_close(&store);
+    KVIST_TEST_EQUAL(vault.count, 0);
+    kvist_test_vault_fini(&vault);
+}
+
+static void swap(char kind, uint32_t one, uint32_t other)
+{
+    int first = fcntl(kvist_test_vault_find(&vault, kind, one), F_DUPFD_CLOEXEC, 0);
+    int second = fcntl(kvist_test_vault_find(&vault, kind, other), F_DUPFD_CLOEXEC, 0);
+    KVIST_TEST_FATAL(first >= 0 && second >= 0);
+    kvist_test_vault_replace(&vault, kind, one, second);
+    kvist_test_vault_replace(&vault, kind, other, first);
+}
+
+static struct kvist_adoption restart(void)
+{
+    struct kvist_adoption adoption;
+    kvist_test_vault_kill(&store);
+    open_store();
+    kvist_store_adoption(store, &adoption);
+    KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
+    return adoption;
+}
+
+static void expect_cold(uint32_t mistaken, const char *why)
+{
+    struct kvist_adoption adoption = restart();
+    KVIST_TEST_TRUE(!adoption.adopted);
+    KVIST_TEST_EQUAL(adoption.files_mistaken, mistaken);
+    KVIST_TEST_TRUE(strstr(adoption.why, why) != NULL);
+    KVIST_TEST_EQUAL(vault.count, 1); /* the new roster */
+    kvist_test_engine_abandon(&engine);
+}
+
+static struct kvist_store_pool *pool_now(void)
+{
+    return engine->pools[ordinal].pool;
+}
+
+static uint32_t segment_of(uint64_t number)
+{
+    uint8_t key[KVIST_KEY_BYTES];
+    struct kvist_entry_copy entry;
+    kvist_test_key(number, key);
+    KVIST_TEST_FATAL(kvist_map_find(&pool_now()->map, key, &entry) != KVIST_ENTRY_NONE);
+    return entry.slot / pool_now()->slots_per_segment;
+}
+
+/* That of the first block, and another one with blocks. */
+static void choose_segments(uint32_t indices_out[2])
+{
+    uint64_t number = 1;
+    indices_out[0] = segment_of(0);
+    while (number < 40 && segment_of(number) == indices_out[0]) {
+        number++;
+    }
+    indices_out[1] = segment_of(number);
+}
+
+static uint64_t blocks_in(uint32_t segment)
+{
+    uint64_t count = 0;
+    for (uint64_t number = 0; number < 40; number++) {
+        count += segment_of(number) == segment;
+    }
+    return count;
+}
+
+static void swapped_segments_are_dropped(void)
+{
+    uint32_t at[2];
+    choose_segments(at);
+    uint64_t left = 40 - blocks_in(at[0]) - blocks_in(at[1]);
+    uint32_t serials[2] = {pool_now()->segments[at[0]].serial, pool_now()->segments[at[1]].serial};
+    kvist_test_engine_close(&engine);
+    swap(KVIST_KEPT_SEGMENT, serials[0], serials[1]);
+    struct kvist_adoption adoption = restart();
+    KVIST_TEST_TRUE(adoption.adopted);
+    KVIST_TEST_EQUAL(adoption.files_mistaken, 2);
+    KVIST_TEST_EQUAL(adoption.blocks, left);
+    KVIST_TEST_EQUAL(adoption.blocks_dropped, 40 - left);
+    KVIST_TEST_EQUAL(kvist_test_vault_find(&vault, KVIST_KEPT_SEGMENT, serials[0]), -1);
+    engine = kvist_test_engine_open(store, 2, 1);
+    ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
+    kvist_test_settle(store);
+    uint64_t right = 0;
+    for (uint64_t number = 0; number < 40; number++) {
+        const void *slot = kvist_test_engine_lease(engine, ordinal, number, 1);
+        if (slot != NULL) {
+            KVIST_TEST_TRUE(kvist_test_holds(slot, number, SLOT_BYTES));
+            kvist_test_engine_release(engine, 1);
+            right++;
+        }
+    }
+    KVIST_TEST_EQUAL(right, left);
+}
+
+static void swapped_segments_that_are_mapped_end_the_arena(void)
+{
+    swap(KVIST_KEPT_SEGMENT, pool_now()->segments[0].serial, pool_now()->segments[1].serial);
+    expect_cold(2, "segment");
+}
+
+/* Its serial is used again in each arena. */
+static void a_segment_of_another_arena_is_not_believed(void)
+{
+    uint32_t at = segment_of(0);
+    uint32_t serial = pool_now()->segments[at].serial;
+    uint64_t left = 40 - blocks_in(at);
+    int fd = -1;
+    char name[KVIST_MEMFD_NAME_BYTES + 1];
+    kvist_memfd_name(KVIST_KEPT_SEGMENT, serial, kvist_store_instance(store) + 1, name);
+    KVIST_TEST_STATUS(kvist_memfd_create(name, pool_now()->segment_bytes, &fd, NULL), KVIST_OK);
+    kvist_test_engine_close(&engine);
+    kvist_test_vault_replace(&vault, KVIST_KEPT_SEGMENT, serial, fd);
+    struct kvist_adoption adoption = restart();
+    KVIST_TEST_EQUAL(adoption.files_mistaken, 1);
+    KVIST_TEST_EQUAL(adoption.blocks, left);
+}
+
+static void swapped_pages_and_maps_are_not_believed(void)
+{
+    struct kvist_test_engine *other = kvist_test_engine_open(store, 2, 1);
+    uint32_t there = kvist_test_engine_attach(other, kvist_test_pool_open(store, 2, SLOT_BYTES));
+    swap(KVIST_KEPT_PAGE, engine->session->serial, other->session->serial);
+    swap(KVIST_KEPT_MAP, pool_now()->map.serial, other->pools[there].pool->map.serial);
+    expect_cold(4, "page");
+    kvist_test_engine_abandon(&other);
+}
+
+static int pidfd_of(pid_t pid)
+{
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    KVIST_TEST_FATAL(pidfd >= 0);
+    return pidfd;
+}
+
+static void another_process_s_pidfd_is_not_believed(void)
+{
+    pid_t living = fork();
+    if (living == 0) {
+        (void)pause();
+        _exit(0);
+    }
+    uint32_t serial = engine->members[0].process->serial;
+    int own = kvist_test_vault_find(&vault, KVIST_KEPT_PIDFD, serial);
+    struct stat info;
+    KVIST_TEST_FATAL(fstat(own, &info) == 0);
+    int pidfd = pidfd_of(living);
+    KVIST_TEST_TRUE(kvist_kept_is_pidfd(own, (uint32_t)getpid(), info.st_ino));
+    KVIST_TEST_TRUE(!kvist_kept_is_pidfd(pidfd, (uint32_t)getpid(), info.st_ino));
+    KVIST_TEST_TRUE(!kvist_kept_is_pidfd(STDERR_FILENO, 0, info.st_ino));
+    KVIST_TEST_TRUE(!kvist_kept_is_pidfd(-1, 0, 0));
+    kvist_test_vault_replace(&vault, KVIST_KEPT_PIDFD, serial, pidfd);
+    expect_cold(0, "pidfd");
+    KVIST_TEST_EQUAL(kill(living, SIGKILL), 0);
+    KVIST_TEST_EQUAL(waitpid(living, NULL, 0), living);
+}
+
+/* A map that was made after a restart is of the same arena as one that was made before. */
+static void a_map_that_grows_after_a_restart_is_believed(void)
+{
+    enum { BLOCKS = 700, BYTES = 4096 };
+    KVIST_TEST_EQUAL(restart().files_mistaken, 0);
+    kvist_test_engine_adopt(engine, store);
+    uint32_t small = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 2, BYTES));
+    KVIST_TEST_EQUAL(restart().files_mistaken, 0);
+    kvist_test_engine_adopt(engine, store);
+    uint32_t serial = engine->pools[small].pool->map.serial;
+    for (uint64_t number = 0; number < BLOCKS; number++) {
+        while (kvist_test_engine_put(engine, small, number, BYTES) == KVIST_BUSY) {
+            kvist_test_settle(store);
+        }
+    }
+    KVIST_TEST_TRUE(engine->pools[small].pool->map.serial != serial);
+    KVIST_TEST_EQUAL(restart().files_mistaken, 0);
+    kvist_test_engine_adopt(engine, store);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, small, BLOCKS - 1), KVIST_ENTRY_READY);
+}
+
+/* An old one that the keeper did not forget, before or after the right one. */
+static void what_is_kept_twice_is_told_apart(void)
+{
+    struct kvist_kept_fd fds[3] = {
+        {.name = "s1"}, {.name = "s1"}, {.name = "d1"}};
+    for (unsigned right = 0; right < 2; right++) {
+        for (unsigned index = 0; index < 2; index++) {
+            char name[KVIST_MEMFD_NAME_BYTES + 1];
+            kvist_memfd_name('s', 1, index == right ? 7 : 8, name);
+            KVIST_TEST_STATUS(kvist_memfd_create(name, 4096, &fds[index].fd, NULL), KVIST_OK);
+        }
+        fds[2].fd = pidfd_of(getpid());
+        const struct kvist_store_options of = {.kept = fds, .kept_count = 3};
+        struct kvist_kept kept;
+        KVIST_TEST_FATAL(kvist_kept_init(&kept, &of));
+        KVIST_TEST_EQUAL(kvist_kept_look(&kept, KVIST_KEPT_SEGMENT, 1), -1);
+        KVIST_TEST_EQUAL(kvist_kept_check(&kept, 7), 1);
+        KVIST_TEST_EQUAL(kvist_kept_look(&kept, KVIST_KEPT_SEGMENT, 1), fds[right].fd);
+        KVIST_TEST_EQUAL(kvist_kept_look(&kept, KVIST_KEPT_PIDFD, 1), fds[2].fd);
+        KVIST_TEST_EQUAL(kvist_kept_look(&kept, KVIST_KEPT_PIDFD, 2), -1);
+        (void)kvist_kept_release(&kept, &of);
+        kvist_kept_fini(&kept);
+    }
+}
+
+int main(void)
+{
+    static const struct kvist_unit_case cases[] = {
+        {"swapped segments are dropped", swapped_segments_are_dropped},
+        {"swapped segments that are mapped end the arena",
+         swapped_segments_that_are_mapped_end_the_arena},
+        {"a segment of another arena is not believed", a_segment_of_another_arena_is_not_believed},
+        {"swapped pages and maps are not believed", swapped_pages_and_maps_are_not_believed},
+        {"another process's pidfd is not believed", another_process_s_pidfd_is_not_believed},
+        {"a map that grows after a restart is believed",
+         a_map_that_grows_after_a_restart_is_believed},
+        {"what is kept twice is told apart", what_is_kept_twice_is_told_apart},
+    };
+    return kvist_unit_main("kept", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
+}
