@@ -181,7 +181,8 @@ void kvist_config_print_tenants(FILE *file)
         "they let it go. Each tenant here, and default, can count on a sixteenth of the "
         "arena (less beside more than three others); quotas keep more for the rest. "
         "Live; who belongs where, and read-only, for new connections; a socket needs a "
-        "restart.");
+        "restart. An engine whose tenant is another one than when it began is refused, and "
+        "the log says so, until it is restarted.");
     (void)fputs("#team-a = uid:1000, uid:1001, dram:64G, nvme:1T\n"
                 "#team-b = gid:2000, weight:2\n"
                 "#team-c = socket:/run/kvist/team-c/kvist.sock, dram:16G\n"

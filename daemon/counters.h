@@ -23,6 +23,7 @@ struct kvist_counters {
     uint64_t pushes_total;
     uint64_t protocol_errors_total;
     uint64_t failures_total;
+    uint64_t denials_total; /* of them */
     uint64_t processes_ended_total;
     uint64_t http_requests_total;
     uint64_t http_rejected_total;

@@ -94,6 +94,20 @@ void kvist_connection_send(struct kvist_connection *connection,
     (void)event_add(connection->writable, NULL);
 }
 
+/* An engine that is denied lives on with misses: only the log and a figure show why. */
+static void note_denial(struct kvist_connection *connection, const char *reason)
+{
+    connection->server->counters->denials_total++;
+    if (kvist_connection_may_log(connection)) {
+        kvist_log(KVIST_LOG_WARN,
+                  "denied tenant=%s uid=%u pid=%d reason=\"%s\" action=refused",
+                  connection->tenant,
+                  (unsigned)connection->uid,
+                  (int)connection->pid,
+                  reason);
+    }
+}
+
 void kvist_connection_send_failure(struct kvist_connection *connection,
                                    uint64_t id,
                                    enum kvist_status status,
@@ -111,6 +125,9 @@ void kvist_connection_send_failure(struct kvist_connection *connection,
     envelope.body_case = KVIST__WIRE__ENVELOPE__BODY_FAILURE;
     envelope.failure = &failure;
     connection->server->counters->failures_total++;
+    if (status == KVIST_DENIED) {
+        note_denial(connection, sentence);
+    }
     kvist_connection_send(connection, &envelope, NULL, 0);
 }
 

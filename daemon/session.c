@@ -236,9 +236,19 @@ static enum kvist_status check_session(const struct kvist_session *session,
                                        const Kvist__Wire__Hello *hello,
                                        struct kvist_error *err)
 {
-    if (session->uid != connection->uid || strcmp(session->tenant, connection->tenant) != 0) {
+    if (session->uid != connection->uid) {
         return kvist_error_set(
-            err, KVIST_DENIED, 0, "hello", "this session id belongs to another user or tenant");
+            err, KVIST_DENIED, 0, "hello", "this session id belongs to another user");
+    }
+    if (strcmp(session->tenant, connection->tenant) != 0) {
+        return kvist_error_set(err,
+                               KVIST_DENIED,
+                               0,
+                               "hello",
+                               "its session began in tenant %s, and [tenants] has put its user "
+                               "into %s since: restart the engine",
+                               session->tenant,
+                               connection->tenant);
     }
     if (session->rank_count != hello->rank_count) {
         return kvist_error_set(err,

@@ -182,10 +182,10 @@ class Limits(Case):
         self.write(limits)
         return harness.Case.start(self, "--set", "daemon.socket_mode=0666", *flags, **options)
 
-    def write(self, limits):
+    def write(self, limits, first="a"):
         daemon = os.path.join(self.directory, "k.sock")
         with open(os.path.join(self.directory, "kvistd.conf"), "w", encoding="utf-8") as file:
-            file.write(f"[daemon]\nsocket = {daemon}\n[tenants]\na = uid:{self.A} {limits}\n"
+            file.write(f"[daemon]\nsocket = {daemon}\n[tenants]\n{first} = uid:{self.A} {limits}\n"
                        f"b = uid:{self.B}\n")
 
     def labelled(self, daemon, name, tenant):
@@ -259,6 +259,31 @@ class Limits(Case):
         self.assertEqual((status, count), (wire.DENIED, 2))
         self.assertIn("tenant a may only read", text)
         self.assertEqual(self.ask(self.B, lambda: self.flood(daemon, 4, 100)), 8)
+
+    def test_an_engine_whose_tenant_has_changed_is_told_and_logged(self):
+        daemon = self.start_with("")
+        session = os.urandom(16)
+
+        def begin():
+            self.kept = wire.Peer(daemon.socket)
+            reply = self.kept.hello(wire.ENGINE, session, 0, 1)
+            reply.close()
+            return reply.body
+
+        def again():
+            with wire.Peer(daemon.socket) as peer:
+                reply = peer.hello(wire.ENGINE, session, 0, 1)
+                return reply.body, reply.number(1), reply.text(2)
+
+        self.assertEqual(self.user(self.A, begin).answer, wire.HELLO_REPLY)
+        self.write("", first="c")
+        self.reload(daemon)
+        body, status, text = self.ask(self.A, again)
+        self.assertEqual((body, status), (wire.FAILURE, wire.DENIED))
+        self.assertIn("its session began in tenant a", text)
+        self.assertIn("into c since: restart the engine", text)
+        self.assertIn(f"denied tenant=c uid={self.A} pid=", daemon.text())
+        self.assertEqual(daemon.metric("denials_total"), 1)
 
     def reload(self, daemon):
         before = daemon.metric("reloads_total")
