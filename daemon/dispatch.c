@@ -307,8 +307,11 @@ static void on_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uin
             away
                 ? "the blocks in memory are dropped; those of the NVMe tier come back with it, for "
                   "its disk is in trouble (see kvistd's health): clear again then"
+            : pending->status == KVIST_BUSY ? "what is known is dropped, but the NVMe index is "
+                                              "still being read: clear again soon"
             : pending->status == KVIST_NO_SPACE
-                ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot be "
+                ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot "
+                  "be "
                   "written down, and a restart would bring those on it back: free a few MiB there, "
                   "and clear again"
                 : "the clear could not be made durable; see kvistd's health");
@@ -361,9 +364,13 @@ static bool may_see(const struct kvist_connection *connection, const char *tenan
 static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending)
 {
     struct kvist_store_pool_info info;
-    if (kvist_store_tier_is_away(daemon->store)) {
-        pending->status = KVIST_UNAVAILABLE; /* it may have pools that are not known here */
+    struct kvist_store_stats stats;
+    kvist_store_stats(daemon->store, &stats);
+    if (stats.tier_is_away || stats.tier.loading) { /* with pools that are not known here */
+        pending->status = stats.tier_is_away ? KVIST_UNAVAILABLE : KVIST_BUSY;
     }
+    kvist_store_clear_rest(daemon->store,
+                           pending->connection->is_operator ? "" : pending->connection->tenant);
     for (uint32_t index = 0; kvist_store_pool_info(daemon->store, index, &info); index++) {
         struct kvist_store_pool *pool = kvist_store_pool_lookup(daemon->store, info.pool_id);
         if (pool == NULL || !may_see(pending->connection, info.tenant)) {

@@ -692,7 +692,9 @@ enum kvist_status kvist_adopt(struct kvist_store *store, struct kvist_error *err
 void kvist_adopt_settle(struct kvist_store_pool *pool, const struct kvist_tier_pool *about)
 {
     pool->adopted = false;
-    if (about->generation > pool->about.generation) {
+    if (kvist_roster_is_cleared(pool) && about->generation >= pool->about.generation) {
+        kvist_pool_set_generation(pool, about->generation + 1); /* the clear is the later one */
+    } else if (about->generation > pool->about.generation) {
         /* Cleared since these blocks were committed. */
         kvist_block_unpublish_all(pool);
         pool->epoch++;

@@ -191,6 +191,7 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
     if (clear == NULL) {
         return KVIST_NO_MEMORY;
     }
+    kvist_roster_set_cleared(pool, true);
     pool->epoch++;
     pool->about.generation++;
     atomic_store_explicit(
@@ -212,6 +213,14 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
     pool->put_wanted = store->options.tier != NULL;
     store->stats.clears_total++;
     return KVIST_OK;
+}
+
+void kvist_store_clear_rest(struct kvist_store *store, const char *tenant)
+{
+    KVIST_CHECK(store->magic == STORE_MAGIC);
+    if (!store->tier_loaded) {
+        kvist_roster_clear_rest(store, tenant);
+    }
 }
 
 void kvist_block_pool_durable(struct kvist_store_pool *pool, enum kvist_status status)

@@ -343,6 +343,7 @@ struct kvist_store {
     struct kvist_tier_options tier_options; /* a copy; its events are the store's own */
     struct kvist_reopen reopen;
     bool tier_loaded;
+    bool rest_left; /* a pool that was cleared unseen could not be made */
     bool closing;
     _Atomic bool stop; /* workers give up populating */
     uint64_t now_us;

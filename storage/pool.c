@@ -174,6 +174,8 @@ static enum kvist_status find_place(struct kvist_store *store, uint32_t *index_o
     *index_out = idle->index;
     if (store->tier != NULL) {
         kvist_tier_forget_pool(store->tier, idle->about.pool_id);
+    } else if (kvist_roster_is_cleared(idle)) {
+        kvist_roster_clear_rest(store, idle->about.tenant);
     }
     kvist_pool_destroy(&store->pools[idle->index]);
     store->stats.pools_dropped_total++;
@@ -379,6 +381,9 @@ static void put_done(void *ctx, enum kvist_status status, const struct kvist_tie
     pool->put_pending = false;
     bool current = pool->put_generation == pool->about.generation;
     pool->tier_knows = status == KVIST_OK && current;
+    if (pool->tier_knows) {
+        kvist_roster_set_cleared(pool, false);
+    }
     pool->put_wanted = !pool->tier_knows && !pool->store->closing;
     pool->put_after_us = status == KVIST_OK ? 0 : pool->store->now_us + KVIST_POPULATE_RETRY_US;
     kvist_block_pool_durable(pool, status);

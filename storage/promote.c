@@ -365,20 +365,36 @@ enum kvist_status kvist_store_prefetch(struct kvist_store_session *session,
 
 /* --- What the tier tells --------------------------------------------------------------------- */
 
+/* Too little memory for one: its blocks stay unknown. */
+static void
+create_loaded(struct kvist_store *store, const struct kvist_tier_pool *about, bool cleared)
+{
+    struct kvist_store_pool *pool = NULL;
+    if (kvist_pool_create(store, about, &pool, NULL) != KVIST_OK) {
+        store->rest_left = store->rest_left || cleared;
+        return;
+    }
+    pool->put_wanted = cleared;
+    pool->tier_knows = !cleared;
+    if (cleared) {
+        kvist_roster_set_cleared(pool, true);
+        kvist_pool_set_generation(pool, about->generation + 1);
+    }
+}
+
 static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
 {
     struct kvist_store *store = ctx;
     struct kvist_store_pool *pool = kvist_store_pool_lookup(store, about->pool_id);
+    bool cleared = pool == NULL && kvist_roster_rest_cleared(store, about->tenant);
     if (pool == NULL && !kvist_pool_fits(store)) {
         kvist_tier_forget_pool(store->tier, about->pool_id);
+        store->rest_left = store->rest_left || cleared;
         return;
     }
     if (pool == NULL) {
-        if (kvist_pool_create(store, about, &pool, NULL) == KVIST_OK) {
-            pool->put_wanted = false;
-            pool->tier_knows = true;
-        }
-        return; /* too little memory for one: its blocks stay unknown */
+        create_loaded(store, about, cleared);
+        return;
     }
     if (pool->about.slot_bytes != about->slot_bytes) {
         return; /* what was opened counts; remembering it drops the blocks of the other shape */
@@ -447,9 +463,12 @@ static void blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size
 
 static void load_done(void *ctx, enum kvist_status status)
 {
-    (void)status; /* what could not be read back is a miss; the tier says why it is degraded */
+    /* What could not be read back is a miss; the tier says why it is degraded. */
     struct kvist_store *store = ctx;
     store->tier_loaded = true;
+    if (status == KVIST_OK && !store->rest_left) {
+        kvist_roster_rest_known(store);
+    }
 }
 
 static void drop_copy(struct kvist_store_pool *pool, const struct kvist_tier_block *block)

@@ -63,8 +63,8 @@ bool kvist_roster_fits(const struct kvist_roster *roster)
     return roster->magic == KVIST_ROSTER_MAGIC && roster->version == KVIST_ROSTER_VERSION &&
            roster->layout_version == KVIST_LAYOUT_VERSION &&
            roster->roster_bytes == sizeof(*roster) && roster->instance != 0 &&
-           roster->serial_next != 0 && roster->reservation_first != 0 &&
-           roster->reservation_next >= roster->reservation_first;
+           roster->serial_next != 0 && roster->cleared_count <= KVIST_ROSTER_CLEARED_MAX &&
+           roster->reservation_first != 0 && roster->reservation_next >= roster->reservation_first;
 }
 
 enum kvist_status kvist_roster_adopt(struct kvist_store *store, int fd, struct kvist_error *err)
@@ -146,7 +146,53 @@ void kvist_roster_put_pool(const struct kvist_store_pool *pool)
     record->about = pool->about;
     set_word(&record->map_serial, pool->map.serial);
     set_word(&record->next_map_serial, 0);
+    set_word(&record->cleared, 0);
     set_word(&record->serial, pool->serial);
+}
+
+void kvist_roster_set_cleared(const struct kvist_store_pool *pool, bool cleared)
+{
+    set_word(&pool->store->roster->pools[pool->index].cleared, cleared);
+}
+
+bool kvist_roster_is_cleared(const struct kvist_store_pool *pool)
+{
+    return atomic_load_explicit(&pool->store->roster->pools[pool->index].cleared,
+                                memory_order_relaxed) != 0;
+}
+
+bool kvist_roster_rest_cleared(const struct kvist_store *store, const char *tenant)
+{
+    const struct kvist_roster *roster = store->roster;
+    uint32_t count = atomic_load_explicit(&roster->cleared_count, memory_order_relaxed);
+    for (uint32_t index = 0; index < count; index++) {
+        const char *cleared = roster->cleared[index];
+        if (cleared[0] == '\0' || strncmp(cleared, tenant, KVIST_TENANT_BYTES_MAX + 1) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void kvist_roster_clear_rest(struct kvist_store *store, const char *tenant)
+{
+    struct kvist_roster *roster = store->roster;
+    if (kvist_roster_rest_cleared(store, tenant)) {
+        return;
+    }
+    uint32_t count = atomic_load_explicit(&roster->cleared_count, memory_order_relaxed);
+    if (tenant[0] == '\0' || count == KVIST_ROSTER_CLEARED_MAX) {
+        roster->cleared[0][0] = '\0';
+        set_word(&roster->cleared_count, 1);
+        return;
+    }
+    (void)snprintf(roster->cleared[count], sizeof(roster->cleared[count]), "%s", tenant);
+    set_word(&roster->cleared_count, count + 1);
+}
+
+void kvist_roster_rest_known(struct kvist_store *store)
+{
+    set_word(&store->roster->cleared_count, 0);
 }
 
 void kvist_roster_drop_pool(const struct kvist_store_pool *pool)

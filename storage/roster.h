@@ -23,6 +23,7 @@
 #define KVIST_ROSTER_MAGIC   0x7473726573696b76ULL
 #define KVIST_ROSTER_VERSION 2U                    /* 2: memory and pidfds tell what they are */
 #define KVIST_PROCESSES_MAX  (KVIST_RANKS_MAX + 1) /* of one session */
+#define KVIST_ROSTER_CLEARED_MAX 16U                   /* with more, all of them */
 #define KVIST_ADOPTS_MAX     5U /* daemons that died while they adopted: the next one does not */
 
 /* The first letter of the names under which fds are kept; a serial in hex follows. */
@@ -38,7 +39,7 @@ struct kvist_roster_pool {
     _Atomic uint32_t serial; /* 0: no pool */
     _Atomic uint32_t map_serial;
     _Atomic uint32_t next_map_serial; /* takes over once the map says `moved` */
-    uint32_t padding;
+    _Atomic uint32_t cleared; /* since the tier last heard of it: older blocks there do not count */
     struct kvist_tier_pool about; /* its generation stands in the map */
 };
 
@@ -78,6 +79,8 @@ struct kvist_roster {
     _Atomic uint64_t reservation_next;
     _Atomic uint32_t serial_next;
     _Atomic uint32_t adopts; /* begun since the last that was done */
+    _Atomic uint32_t cleared_count;
+    char cleared[KVIST_ROSTER_CLEARED_MAX][KVIST_TENANT_BYTES_MAX + 1]; /* tenants; "": all */
     struct kvist_roster_pool pools[KVIST_POOLS_MAX];
     struct kvist_roster_session sessions[KVIST_SESSIONS_MAX];
 };
@@ -110,6 +113,12 @@ bool kvist_roster_reserved(const struct kvist_store *store, uint64_t reservation
 
 void kvist_roster_put_pool(const struct kvist_store_pool *pool);
 void kvist_roster_drop_pool(const struct kvist_store_pool *pool);
+void kvist_roster_set_cleared(const struct kvist_store_pool *pool, bool cleared);
+bool kvist_roster_is_cleared(const struct kvist_store_pool *pool);
+/** Pools of a tenant ("": of all) that only a tier knows were cleared; until that has been read. */
+void kvist_roster_clear_rest(struct kvist_store *store, const char *tenant);
+bool kvist_roster_rest_cleared(const struct kvist_store *store, const char *tenant);
+void kvist_roster_rest_known(struct kvist_store *store);
 /** The next map is kept, and will be moved to. */
 void kvist_roster_next_map(const struct kvist_store_pool *pool, uint32_t map_serial);
 /** It was moved to pool->map. */

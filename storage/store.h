@@ -501,6 +501,12 @@ KVIST_MUST_USE enum kvist_status kvist_store_clear(struct kvist_store *store,
                                                    kvist_store_done_fn *done,
                                                    void *ctx);
 
+/**
+ * Clear the pools of a tenant ("": of all) that a tier may hold which this store has not, or not
+ * yet, or not to the end, read. It is remembered for the tier as long as the arena lives.
+ */
+void kvist_store_clear_rest(struct kvist_store *store, const char *tenant);
+
 /* How a save ended. */
 struct kvist_store_saved {
     enum kvist_status status; /* OK: all of it is written, and durable */

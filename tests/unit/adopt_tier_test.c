@@ -215,6 +215,104 @@ static void a_clear_under_way_is_finished(void)
     KVIST_TEST_EQUAL(after.ready + after.nvme, 0);
 }
 
+static void clear_now(void)
+{
+    enum kvist_status status = KVIST_BUSY;
+    KVIST_TEST_STATUS(
+        kvist_store_clear(store, kvist_test_pool_open(store, 1, SLOT_BYTES), cleared, &status),
+        KVIST_OK);
+    KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
+    KVIST_TEST_STATUS(status, KVIST_OK);
+}
+
+/* Blocks in the tier, and a cold daemon that has it switched off. */
+static void begin_without_the_tier(void)
+{
+    enum kvist_status status = KVIST_BUSY;
+    wait_loaded();
+    clear_now();
+    clear_now();
+    put_range(0, 40);
+    KVIST_TEST_STATUS(kvist_store_save(store, saved, &status), KVIST_OK);
+    KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
+    KVIST_TEST_EQUAL(tier_blocks(), 40);
+    kvist_test_vault_kill(&store);
+    kvist_test_vault_fini(&vault);
+    kvist_test_engine_abandon(&engine);
+    kvist_test_vault_options(&vault, &options);
+    options.tier = NULL;
+    store = kvist_test_store_open(&options);
+}
+
+/* The tier is back; it, and every later daemon, has none of these. */
+static void expect_none_for_ever(void)
+{
+    for (unsigned round = 0; round < 3; round++) {
+        wait_loaded();
+        struct places places = count_places(0, 40);
+        KVIST_TEST_EQUAL(places.ready + places.nvme, 0);
+        kvist_test_engine_close(&engine);
+        kvist_test_vault_kill(&store);
+        if (round == 1) {
+            kvist_test_vault_fini(&vault);
+        }
+        open_store();
+        open_engine();
+    }
+}
+
+static void a_clear_without_the_tier_counts_when_it_is_back(void)
+{
+    begin_without_the_tier();
+    open_engine();
+    put_range(0, 10);
+    clear_now(); /* its generation is still below the one that the tier knows */
+    put_range(100, 5);
+    kvist_test_vault_kill(&store);
+    open_store();
+    kvist_test_engine_adopt(engine, store);
+    wait_loaded();
+    KVIST_TEST_EQUAL(count_places(100, 5).ready, 5);
+    expect_none_for_ever();
+}
+
+static void what_was_cleared_unseen_stays_cleared(void)
+{
+    begin_without_the_tier();
+    kvist_store_clear_rest(store, "");
+    kvist_test_vault_kill(&store);
+    open_store();
+    wait_loaded();
+    open_engine();
+    expect_none_for_ever();
+}
+
+static void others_pools_are_not_cleared_unseen(void)
+{
+    begin_without_the_tier();
+    for (unsigned index = 0; index < KVIST_ROSTER_CLEARED_MAX; index++) {
+        char tenant[16];
+        (void)snprintf(tenant, sizeof(tenant), "t%u", index);
+        kvist_store_clear_rest(store, tenant);
+        kvist_store_clear_rest(store, tenant);
+    }
+    KVIST_TEST_TRUE(kvist_roster_rest_cleared(store, "t3"));
+    KVIST_TEST_TRUE(!kvist_roster_rest_cleared(store, "default"));
+    kvist_test_vault_kill(&store);
+    open_store();
+    wait_loaded();
+    open_engine();
+    KVIST_TEST_EQUAL(count_places(0, 40).nvme, 40);
+    KVIST_TEST_TRUE(!kvist_roster_rest_cleared(store, "t3"));
+    for (unsigned index = 0; index <= KVIST_ROSTER_CLEARED_MAX; index++) {
+        char tenant[16];
+        (void)snprintf(tenant, sizeof(tenant), "t%u", index);
+        kvist_roster_clear_rest(store, tenant);
+    }
+    KVIST_TEST_TRUE(kvist_roster_rest_cleared(store, "default")); /* rather than one too few */
+    kvist_roster_rest_known(store);
+}
+
 static void blocks_from_before_a_clear_elsewhere_are_dropped(void)
 {
     put_range(0, BLOCKS);
@@ -255,6 +353,10 @@ int main(void)
     static const struct kvist_unit_case cases[] = {
         {"both tiers come back", both_tiers_come_back},
         {"a tier that is gone is not believed", a_tier_that_is_gone_is_not_believed},
+        {"a clear without the tier counts when it is back",
+         a_clear_without_the_tier_counts_when_it_is_back},
+        {"what was cleared unseen stays cleared", what_was_cleared_unseen_stays_cleared},
+        {"others' pools are not cleared unseen", others_pools_are_not_cleared_unseen},
         {"a clear under way is finished", a_clear_under_way_is_finished},
         {"blocks from before a clear elsewhere are dropped",
          blocks_from_before_a_clear_elsewhere_are_dropped},
