@@ -12,6 +12,8 @@
 #define PLOT_ROWS 16U
 #define PLOT_STEP 8U /* columns */
 
+#define ENOUGH_MORE 64U /* blocks: headroom of the smallest caches */
+
 /* Shares of the distinct blocks, in thousandths. */
 static const uint32_t sweep_shares[] = {10, 30, 50, 100, 200, 400, 1000};
 #define SIZES KVIST_ARRAY_COUNT(sweep_shares)
@@ -55,6 +57,9 @@ run_policy(const struct replay *replay, uint32_t policy, uint32_t slot_count, ui
         return kvist_replay_min(trace, slot_count, hits_out) == KVIST_OK;
     }
     struct kvist_replay_cache *cache = NULL;
+    /* What holds twice the blocks that there are never evicts, and more of it would only cost. */
+    uint64_t enough = 2 * (uint64_t)trace->block_count + ENOUGH_MORE;
+    slot_count = slot_count < enough ? slot_count : (uint32_t)enough;
     if (kvist_replay_cache_create(kvist_policies[policy], slot_count, trace->block_count, &cache) !=
         KVIST_OK) {
         return false;

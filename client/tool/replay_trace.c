@@ -118,6 +118,30 @@ static bool read_text(struct reader *reader, const char **start_out, size_t *len
     return true;
 }
 
+static bool skip_digits(struct reader *reader)
+{
+    size_t length = strspn(reader->at, "0123456789");
+    reader->at += length;
+    return length > 0;
+}
+
+static bool skip_number(struct reader *reader)
+{
+    reader->at += *reader->at == '-';
+    bool leads = reader->at[0] == '0' && reader->at[1] >= '0' && reader->at[1] <= '9';
+    bool good = skip_digits(reader) && !leads;
+    if (good && *reader->at == '.') {
+        reader->at++;
+        good = skip_digits(reader);
+    }
+    if (good && (*reader->at == 'e' || *reader->at == 'E')) {
+        reader->at++;
+        reader->at += *reader->at == '+' || *reader->at == '-';
+        good = skip_digits(reader);
+    }
+    return good;
+}
+
 static bool skip_plain(struct reader *reader)
 {
     static const char *const words[] = {"true", "false", "null"};
@@ -127,9 +151,7 @@ static bool skip_plain(struct reader *reader)
             return true;
         }
     }
-    size_t length = strspn(reader->at, "+-.0123456789eE");
-    reader->at += length;
-    return length > 0 || fail(reader, "a value is missing or is none of JSON's");
+    return skip_number(reader) || fail(reader, "a value is missing or is none of JSON's");
 }
 
 /* Any value; nested ones by counting what is open. */
@@ -181,7 +203,8 @@ static bool read_id(struct reader *reader)
     char letter = peek(reader);
     errno = 0;
     unsigned long long id = strtoull(reader->at, &end, 10);
-    if (letter < '0' || letter > '9' || errno != 0 || strspn(end, ".eE") > 0) {
+    bool leads = letter == '0' && end > reader->at + 1;
+    if (letter < '0' || letter > '9' || leads || errno != 0 || strspn(end, ".eE") > 0) {
         return fail(reader, "hash_ids has what is no unsigned integer of 64 bits");
     }
     reader->at = end;
@@ -246,47 +269,84 @@ static bool read_line(struct reader *reader)
 
 /* --- The stream ------------------------------------------------------------------------------ */
 
-static enum kvist_status
-read_lines(struct reader *reader, FILE *in, char **line, size_t *line_room, struct kvist_error *err)
+struct line {
+    char *text;
+    size_t room;
+};
+
+/* A line without its end, or the stream's last one; false: wrong, or no memory. The stream may be a
+   device that never ends. */
+static bool take_line(struct reader *reader, FILE *in, struct line *line, bool *ended_out)
+{
+    size_t length = 0;
+    int letter = getc_unlocked(in);
+    *ended_out = letter == EOF;
+    for (; letter != EOF && letter != '\n'; letter = getc_unlocked(in)) {
+        if (letter == '\0' || length == KVIST_REPLAY_LINE_MAX) {
+            return fail(reader, letter == '\0' ? "it is no text" : "it is too long");
+        }
+        if (length + 1 >= line->room) {
+            size_t room = line->room == 0 ? 4096 : line->room * 2;
+            char *text = realloc(line->text, room);
+            if (text == NULL) {
+                reader->no_memory = true;
+                return false;
+            }
+            line->text = text;
+            line->room = room;
+        }
+        line->text[length++] = (char)letter;
+    }
+    if (length > 0) {
+        line->text[length] = '\0';
+    }
+    reader->at = length > 0 ? line->text : "";
+    return true;
+}
+
+static bool end_request(struct reader *reader)
 {
     struct kvist_replay_trace *trace = &reader->trace;
-    for (unsigned long long number = 1;; number++) {
-        errno = 0;
-        ssize_t length = getline(line, line_room, in);
-        if (length < 0) {
-            if (ferror(in) != 0 || errno == ENOMEM) {
-                return kvist_error_set(err, KVIST_SYSTEM, errno, "trace", "it cannot be read");
-            }
-            return KVIST_OK;
+    if (trace->request_count == KVIST_REPLAY_ACCESSES_MAX) {
+        return fail(reader, "the trace is too long: 2^29 requests are the most");
+    }
+    reader->no_memory =
+        !add(&trace->ends, &reader->end_room, trace->request_count, trace->access_count);
+    trace->request_count += !reader->no_memory;
+    return !reader->no_memory;
+}
+
+static enum kvist_status
+read_lines(struct reader *reader, FILE *in, struct line *line, struct kvist_error *err)
+{
+    bool ended = false;
+    for (unsigned long long number = 1; !ended; number++) {
+        bool good = take_line(reader, in, line, &ended);
+        if (ferror(in) != 0) {
+            return kvist_error_set(err, KVIST_SYSTEM, errno, "trace", "it cannot be read");
         }
-        reader->at = *line;
-        if (strlen(*line) != (size_t)length || length > (ssize_t)KVIST_REPLAY_LINE_MAX) {
-            return kvist_error_set(
-                err, KVIST_INVALID, 0, "trace", "line %llu: no text, or too long", number);
-        }
-        if (peek(reader) == '\0') {
+        if (good && peek(reader) == '\0') {
             continue;
         }
-        if (!read_line(reader) && !reader->no_memory) {
+        good = good && read_line(reader) && end_request(reader);
+        if (reader->no_memory) {
+            return kvist_error_set(err, KVIST_NO_MEMORY, 0, "trace", "no memory for the trace");
+        }
+        if (!good) {
             return kvist_error_set(
                 err, KVIST_INVALID, 0, "trace", "line %llu: %s", number, reader->wrong);
         }
-        if (reader->no_memory ||
-            !add(&trace->ends, &reader->end_room, trace->request_count, trace->access_count)) {
-            return kvist_error_set(err, KVIST_NO_MEMORY, 0, "trace", "no memory for the trace");
-        }
-        trace->request_count++;
     }
+    return KVIST_OK;
 }
 
 enum kvist_status
 kvist_replay_trace_read(FILE *in, struct kvist_replay_trace *trace_out, struct kvist_error *err)
 {
     struct reader reader = {.at = NULL};
-    char *line = NULL;
-    size_t line_room = 0;
-    enum kvist_status status = read_lines(&reader, in, &line, &line_room, err);
-    free(line);
+    struct line line = {.text = NULL};
+    enum kvist_status status = read_lines(&reader, in, &line, err);
+    free(line.text);
     reader.trace.block_count = reader.numbers.count;
     free(reader.numbers.ids);
     free(reader.numbers.numbers);

@@ -1,6 +1,7 @@
 """The kvist tool: what it says when kvistd does not answer, and when something else does."""
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -106,6 +107,44 @@ class Answers(harness.Case):
         run = kvist(daemon.socket, *bench[:1], *bench[3:], "--block-bytes", "2M")
         self.assertEqual(run.returncode, 1, run.stderr)
         self.assertIn("64.0 MiB at least, and this one has 32.0 MiB", run.stderr)
+
+
+class Replay(unittest.TestCase):
+    def replay(self, text, *arguments):
+        """With little memory. @return exit status, stdout, stderr"""
+        def limit():
+            if not os.environ.get("KVIST_SANITIZE"):  # which takes terabytes, untouched
+                resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))
+
+        done = subprocess.run([TOOL, "replay", *arguments], input=text, timeout=60, text=True,
+                              capture_output=True, check=False, preexec_fn=limit)
+        return done.returncode, done.stdout, done.stderr
+
+    TRACE = '{"hash_ids": [1, 2, 3]}\n' * 5
+
+    def test_a_file_that_never_ends(self):
+        self.assertEqual(self.replay(None, "--blocks", "4", "/dev/zero"),
+                         (1, "", "kvist: /dev/zero: line 1: it is no text\n"))
+        self.assertEqual(self.replay("x" * (65 << 20), "--blocks", "4", "-"),
+                         (1, "", "kvist: -: line 1: it is too long\n"))
+
+    def test_a_cache_of_any_size(self):
+        for flags in ((), ("--headroom",), ("--policy", "min"), ("--policy", "lru")):
+            for blocks in ("536870912", "200", "3"):
+                if blocks == "3" and flags:
+                    continue
+                status, out, error = self.replay(self.TRACE, "--blocks", blocks, *flags, "-")
+                self.assertEqual((status, error), (0, ""), out)
+                self.assertIn(f"{blocks} blocks: 12 hits of 15 ", out)
+        for blocks in ("536870913", "0", "-1", "", "18446744073709551617"):
+            status, _, error = self.replay(self.TRACE, "--blocks", blocks, "-")
+            self.assertEqual(status, 2, error)
+            self.assertIn("say --blocks N, 1 to 536870912", error)
+
+    def test_numbers_that_are_none(self):
+        status, _, error = self.replay('{"x":-, "hash_ids": [1]}', "--blocks", "4", "-")
+        self.assertEqual(status, 1)
+        self.assertIn("line 1: a value is missing or is none of JSON's", error)
 
 
 if __name__ == "__main__":

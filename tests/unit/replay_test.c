@@ -33,7 +33,7 @@ static void requests_are_read(void)
     KVIST_TEST_FATAL(
         read_text("{\"timestamp\": 0, \"hash_ids\": [18446744073709551615, 7]}\r\n\n"
                   "{\"x\": {\"y\": [1, {\"hash_ids\": \"}\\\"]\"}]}, \"hash_ids\":[7,0,9] , "
-                  "\"z\": [true, null, -1.5e3, {}]}\n"
+                  "\"z\": [true, null, -1.5e3, 0, -0.0E-7, {}]}\n"
                   "{\"hash_ids\": []}",
                   &trace,
                   &err) == KVIST_OK);
@@ -62,6 +62,14 @@ static void what_is_wrong_is_said_with_its_line(void)
         {"{\"hash_ids\": [1.5]}", "line 1: hash_ids has what is no unsigned integer"},
         {"{\"hash_ids\": [1e3]}", "line 1: hash_ids has what is no unsigned integer"},
         {"{\"hash_ids\": [18446744073709551616]}", "no unsigned integer"},
+        {"{\"hash_ids\": [01]}", "line 1: hash_ids has what is no unsigned integer"},
+        {"{\"x\":-, \"hash_ids\": [1]}", "line 1: a value is missing"},
+        {"{\"x\":+1, \"hash_ids\": [1]}", "line 1: a value is missing"},
+        {"{\"x\":1., \"hash_ids\": [1]}", "line 1: a value is missing"},
+        {"{\"x\":.5, \"hash_ids\": [1]}", "line 1: a value is missing"},
+        {"{\"x\":-01, \"hash_ids\": [1]}", "line 1: a value is missing"},
+        {"{\"x\":1e, \"hash_ids\": [1]}", "line 1: a value is missing"},
+        {"{\"x\":[1,2e+], \"hash_ids\": [1]}", "line 1: a value is missing"},
         {"{\"hash_ids\": [\"a\"]}", "line 1: hash_ids has what is no unsigned integer"},
         {"{\"hash_ids\": [1", "line 1: hash_ids does not end"},
         {"{\"hash_ids\": [1 2]}", "line 1: hash_ids does not end"},
