@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import unittest
 
 import harness
 import wire
@@ -567,6 +568,67 @@ class Disk(harness.Case):
         wire.until(lambda: daemon.metric("nvme_loading") == 0, "and read back")
         wire.until(lambda: daemon.metric("nvme_blocks") == 0, "nothing is there")
         self.assertEqual(daemon.tool("clear", "--all", "--yes")[0], 0)
+        self.assertEqual(daemon.stop(), 0)
+
+
+@unittest.skipUnless(os.geteuid() != 0 or shutil.which("setpriv"), "root may write everywhere")
+class Locked(harness.Case):
+    """A directory that kvistd may no longer write to. (A file system is not made read-only while
+    files are open for writing.)"""
+
+    put, save, engine = Disk.put, Disk.save, Disk.engine
+
+    def setUp(self):
+        super().setUp()
+        os.chmod(self.directory, 0o777)
+        self.disk = os.path.join(self.directory, "nvme")
+
+    def wrap(self):
+        user = 'setpriv --reuid 65534 --regid 65534 --clear-groups' if os.geteuid() == 0 else ""
+        return ["sh", "-c", f'chmod 777 "$NOTIFY_SOCKET" && exec {user} "$@"', "sh"]
+
+    def lock(self, mode):
+        for folder, _, _ in os.walk(self.disk):
+            os.chmod(folder, mode)
+
+    def begin_locked(self):
+        daemon = self.start("--nvme", self.disk, "--nvme-bytes", "128M", "--set",
+                            "nvme.extent_bytes=8M", wrap=self.wrap())
+        engine = self.engine(daemon)
+        self.put(engine, 1, 10)
+        wire.until(lambda: daemon.metric("slots_ready") == 10, "ten blocks")
+        self.assertEqual(self.save(daemon), (10, 0, ""))
+        self.lock(0o500)
+        self.put(engine, 100, 300)
+        wire.until(lambda: daemon.metric("slots_ready") == 310, "all are in memory")
+        written, unsaved, reason = self.save(daemon)
+        self.assertEqual(written + unsaved, 300)
+        self.assertGreater(unsaved, 0)
+        self.assertIn("Permission denied", reason)
+        self.assertEqual(daemon.get("/healthz")[1], f"degraded: {reason}\n")
+        self.assertEqual(daemon.metric("nvme_blocks"), 10 + written)
+        self.assert_serves(daemon)
+        return daemon, written, unsaved
+
+    @harness.needs_nvme
+    def test_locked_while_it_serves(self):
+        daemon, _, unsaved = self.begin_locked()
+        self.lock(0o700)
+        wire.until(lambda: daemon.get("/healthz")[1] == "ok\n", "it is well again", 60)
+        self.assertEqual(self.save(daemon), (unsaved, 0, ""))
+        self.assertEqual(daemon.metric("nvme_blocks"), 310)
+        self.assertEqual(daemon.stop(), 0)
+
+    @harness.needs_nvme
+    def test_what_was_written_before_it_was_locked_stays(self):
+        daemon, written, _ = self.begin_locked()
+        self.assertEqual(daemon.stop(), 0)
+        self.assertIn("warn: hot set not saved in full", daemon.text())
+        daemon.dispose()
+        self.lock(0o700)
+        daemon = self.start("--nvme", self.disk, "--nvme-bytes", "128M", wrap=self.wrap())
+        wire.until(lambda: daemon.metric("nvme_loading") == 0, "it is read")
+        self.assertEqual(daemon.metric("nvme_blocks"), 10 + written)
         self.assertEqual(daemon.stop(), 0)
 
 
