@@ -59,29 +59,14 @@ static uint64_t read_limit(const char *path)
     return found ? bytes : UINT64_MAX;
 }
 
-static uint64_t read_cgroup(const char *root)
+/* The lowest limit of a group and of those above it. */
+static uint64_t read_limits(const char *root, const char *mount, char *group, const char *name)
 {
-    char path[PATH_MAX];
-    (void)snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return UINT64_MAX;
-    }
-    char line[PATH_MAX] = "";
-    char group[PATH_MAX] = "";
-    while (fgets(line, sizeof(line), file) != NULL) {
-        if (strncmp(line, "0::", 3) == 0) {
-            line[strcspn(line, "\n")] = '\0';
-            (void)snprintf(group, sizeof(group), "%s", line + 3);
-        }
-    }
-    (void)fclose(file);
     uint64_t least = UINT64_MAX;
     for (;;) {
-        char limit_path[2 * PATH_MAX];
-        (void)snprintf(
-            limit_path, sizeof(limit_path), "%s/sys/fs/cgroup%s/memory.max", root, group);
-        uint64_t limit = read_limit(limit_path);
+        char path[2 * PATH_MAX];
+        (void)snprintf(path, sizeof(path), "%s%s%s/%s", root, mount, group, name);
+        uint64_t limit = read_limit(path);
         least = limit < least ? limit : least;
         char *slash = strrchr(group, '/');
         if (slash == NULL) {
@@ -89,6 +74,51 @@ static uint64_t read_cgroup(const char *root)
         }
         *slash = '\0';
     }
+}
+
+/* Whether "cpu,memory" or so names memory: of cgroup v1, where a hierarchy has some controllers. */
+static bool has_memory(const char *controllers, size_t length)
+{
+    while (length > 0) {
+        size_t one = strcspn(controllers, ",:");
+        if (one == strlen("memory") && strncmp(controllers, "memory", one) == 0) {
+            return true;
+        }
+        size_t step = one < length ? one + 1 : length;
+        controllers += step;
+        length -= step;
+    }
+    return false;
+}
+
+/* Lines are NUMBER:CONTROLLERS:GROUP, of v2 without controllers. */
+static uint64_t read_cgroup(const char *root)
+{
+    char path[PATH_MAX];
+    (void)snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
+    char line[PATH_MAX] = "";
+    uint64_t least = UINT64_MAX;
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        uint64_t limit = UINT64_MAX;
+        const char *controllers = strchr(line, ':');
+        char *group = controllers != NULL ? strchr(++controllers, ':') : NULL;
+        if (group == NULL) {
+            continue;
+        }
+        size_t length = (size_t)(group - controllers);
+        *strchrnul(++group, '\n') = '\0';
+        if (length == 0) {
+            limit = read_limits(root, "/sys/fs/cgroup", group, "memory.max");
+        } else if (has_memory(controllers, length)) {
+            limit = read_limits(root, "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes");
+        }
+        least = limit < least ? limit : least;
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return least;
 }
 
 enum kvist_status
@@ -108,7 +138,7 @@ enum kvist_status kvist_machine_fit_memory(const struct kvist_machine *machine,
 {
     bool by_cgroup = machine->cgroup_bytes < machine->available_bytes;
     uint64_t room = by_cgroup ? machine->cgroup_bytes : machine->available_bytes;
-    const char *bound = by_cgroup ? "the memory.max of kvistd's cgroup" : "available memory";
+    const char *bound = by_cgroup ? "the memory limit of kvistd's cgroup" : "available memory";
     char wanted[32];
     char there[32];
     uint64_t arena = config->memory_arena_bytes;

@@ -7,7 +7,8 @@
  * Threads     any
  * Errors      INVALID: a setting does not fit, the text says which and what would; NOT_FOUND,
  *             DENIED: nvme.path
- * Source      proc(5) MemAvailable, cgroups(7) memory.max of the cgroup and those above it
+ * Source      proc(5) MemAvailable, cgroups(7) memory.max of the cgroup and those above it, of
+ *             version 1 memory.limit_in_bytes
  */
 #ifndef KVIST_DAEMON_MACHINE_H
 #define KVIST_DAEMON_MACHINE_H
@@ -16,7 +17,7 @@
 
 struct kvist_machine {
     uint64_t available_bytes; /* MemAvailable */
-    uint64_t cgroup_bytes;    /* lowest memory.max; UINT64_MAX: none */
+    uint64_t cgroup_bytes;    /* its lowest memory limit; UINT64_MAX: none */
 };
 
 /** @param root  "" for this machine; tests put a tree of their own there */

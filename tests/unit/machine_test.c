@@ -71,6 +71,31 @@ static void memory_is_what_host_and_cgroups_leave(void)
     KVIST_TEST_EQUAL(machine.cgroup_bytes, 400000000);
 }
 
+static void memory_limits_of_the_first_cgroups_count_too(void)
+{
+    struct kvist_machine machine;
+    put("proc/meminfo", "MemAvailable:    1000000 kB\n");
+    put("proc/self/cgroup", "9:cpu,cpuacct:/other\n8:memory:/a/b\n1:name=systemd:/x\n0::/\n");
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* none */
+    put("sys/fs/cgroup/memory/other/memory.limit_in_bytes", "1\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 9223372036854771712ULL);
+    put("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "300000000\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 300000000);
+    put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "200000000\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 200000000);
+    put("proc/self/cgroup", "8:pids,memory:/a/b\nnonsense\n7:hugememory:/z\n\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 200000000);
+    /* In a container the group's own name is not in the mount, and its root is the group. */
+    put("proc/self/cgroup", "8:memory:/docker/0123\n");
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "100000000\n");
+    KVIST_TEST_STATUS(kvist_machine_read(root, &machine, &err), KVIST_OK);
+    KVIST_TEST_EQUAL(machine.cgroup_bytes, 100000000);
+}
+
 static void an_arena_fits_or_is_refused(void)
 {
     static struct kvist_config config;
@@ -85,7 +110,7 @@ static void an_arena_fits_or_is_refused(void)
     KVIST_TEST_TRUE(strstr(err.text, "available memory (8192 MiB)") != NULL);
     machine.cgroup_bytes = 1ULL << 30;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
-    KVIST_TEST_TRUE(strstr(err.text, "memory.max") != NULL);
+    KVIST_TEST_TRUE(strstr(err.text, "memory limit of kvistd's cgroup") != NULL);
     config.memory_arena_bytes = 0;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
     KVIST_TEST_EQUAL(config.memory_arena_bytes, 256ULL << 20);
@@ -156,6 +181,8 @@ int main(void)
 {
     static const struct kvist_unit_case cases[] = {
         {"memory is what host and cgroups leave", memory_is_what_host_and_cgroups_leave},
+        {"memory limits of the first cgroups count too",
+         memory_limits_of_the_first_cgroups_count_too},
         {"an arena fits or is refused", an_arena_fits_or_is_refused},
         {"a directory fits or is refused", a_directory_fits_or_is_refused},
         {"huge pages are offered or not", huge_pages_are_offered_or_not},
