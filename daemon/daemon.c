@@ -17,6 +17,7 @@
 #define TICK_US       20000ULL
 #define LAG_WINDOW_US 10000000ULL
 #define SAVE_LOG_US   1000000ULL
+#define TENANT_SOCKET "the tenant's socket"
 #define STOP_EXTRA_US 30000000ULL /* for closing, after the save */
 
 static const struct timeval at_once = {0, 0};
@@ -59,6 +60,20 @@ fit(struct kvist_config *config, const struct kvist_fdstore *fdstore, struct kvi
     return status == KVIST_OK ? kvist_machine_fit_nvme(config, err) : status;
 }
 
+static enum kvist_status check_sockets(const struct kvist_config *config, struct kvist_error *err)
+{
+    const char *group = config->daemon_socket_group;
+    enum kvist_status status =
+        kvist_listener_check("daemon.socket", config->daemon_socket, group, err);
+    for (size_t index = 0; index < config->limits_count && status == KVIST_OK; index++) {
+        const char *path = config->limits[index].socket;
+        if (path[0] != '\0') {
+            status = kvist_listener_check(TENANT_SOCKET, path, group, err);
+        }
+    }
+    return status;
+}
+
 enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
                                      struct kvist_config *config_out,
                                      struct kvist_error *err)
@@ -67,6 +82,13 @@ enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
     enum kvist_status status = load(options, config_out, &address, err);
     if (status == KVIST_OK) {
         status = fit(config_out, NULL, err);
+    }
+    if (status == KVIST_OK) {
+        status = check_sockets(config_out, err);
+        err->code = 0; /* none of the tier's disk */
+    }
+    if (status == KVIST_OK && config_out->nvme_path[0] != '\0') {
+        status = kvist_tier_check(config_out->nvme_path, err);
     }
     return status == KVIST_OK ? kvist_machine_check_room(config_out, err) : status;
 }
@@ -409,8 +431,7 @@ static enum kvist_status open_sockets(struct kvist_daemon *daemon, struct kvist_
         if (tenant->socket[0] != '\0') {
             struct kvist_tenant_socket *at = &daemon->tenant_sockets[daemon->tenant_socket_count];
             (void)snprintf(at->tenant, sizeof(at->tenant), "%s", tenant->tenant);
-            status = open_listener(
-                config, "the tenant's socket", tenant->socket, &at->listener, err);
+            status = open_listener(config, TENANT_SOCKET, tenant->socket, &at->listener, err);
             if (status == KVIST_OK) {
                 daemon->tenant_socket_count++;
                 kvist_server_add_door(&daemon->server, at->listener.fd, at->tenant);
@@ -693,10 +714,19 @@ static void finish(struct kvist_daemon *daemon)
     }
 }
 
-/* A failure to start that the configuration is to blame for, and not the moment? */
-static int exit_status(enum kvist_status status)
+/* What the configuration is to blame for, or the machine that it is made for; not the moment. */
+int kvist_daemon_exit_code(enum kvist_status status)
 {
-    return status == KVIST_INVALID ? KVIST_EXIT_CONFIG : KVIST_EXIT_FAILURE;
+    switch ((int)status) {
+    case KVIST_OK:
+        return KVIST_EXIT_OK;
+    case KVIST_INVALID:
+    case KVIST_NOT_FOUND:
+    case KVIST_DENIED:
+        return KVIST_EXIT_CONFIG;
+    default:
+        return KVIST_EXIT_FAILURE;
+    }
 }
 
 int kvist_daemon_run(const struct kvist_daemon_options *options)
@@ -723,11 +753,10 @@ int kvist_daemon_run(const struct kvist_daemon_options *options)
         status = fit(&fitted, &daemon->fdstore, &err);
         daemon->arena_bytes = fitted.memory_arena_bytes;
     }
-    int exit_code = status != KVIST_OK ? KVIST_EXIT_CONFIG : KVIST_EXIT_OK;
     if (status == KVIST_OK) {
         status = start(daemon, &err);
-        exit_code = status != KVIST_OK ? exit_status(status) : KVIST_EXIT_OK;
     }
+    int exit_code = kvist_daemon_exit_code(status);
     if (status != KVIST_OK) {
         kvist_log(KVIST_LOG_ERROR, "kvistd cannot start: %s", err.text);
     } else if (event_base_dispatch(daemon->base) < 0) {

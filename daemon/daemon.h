@@ -79,7 +79,14 @@ int kvist_daemon_run(const struct kvist_daemon_options *options);
 KVIST_MUST_USE enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon,
                                                      struct kvist_error *err);
 
-/** Load and check against the machine. @param config_out  arena_bytes settled */
+/** What kvistd ends with when it cannot start. */
+int kvist_daemon_exit_code(enum kvist_status status);
+
+/**
+ * Load and check against the machine, with what a start would begin with; makes nothing.
+ *
+ * @param config_out  arena_bytes settled
+ */
 KVIST_MUST_USE enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
                                                     struct kvist_config *config_out,
                                                     struct kvist_error *err);

@@ -128,16 +128,6 @@ static enum kvist_status lock_path(struct kvist_listener *listener, struct kvist
     char path[KVIST_SOCKET_PATH_BYTES + 8];
     (void)snprintf(path, sizeof(path), "%s.lock", listener->path);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 && errno == ENOENT) {
-        return kvist_error_set(err,
-                               KVIST_NOT_FOUND,
-                               ENOENT,
-                               listener->key,
-                               "the directory of %s = %s does not exist: create it, or choose "
-                               "another path",
-                               listener->key,
-                               listener->path);
-    }
     if (fd < 0) {
         return kvist_error_set_errno(
             err, errno, listener->key, "%s: cannot make the lock %s", listener->key, path);
@@ -264,6 +254,65 @@ static enum kvist_status find_group(const char *name, gid_t *group_out, struct k
                                            name);
 }
 
+static enum kvist_status check_directory(const char *path, const char *key, struct kvist_error *err)
+{
+    char directory[KVIST_SOCKET_PATH_BYTES];
+    const char *slash = strrchr(path, '/');
+    int length = slash == NULL || slash == path ? 1 : (int)(slash - path);
+    (void)snprintf(directory, sizeof(directory), "%.*s", length, slash == NULL ? "." : path);
+    struct stat info;
+    if (stat(directory, &info) != 0) {
+        return errno == ENOENT
+                   ? kvist_error_set(
+                         err,
+                         KVIST_NOT_FOUND,
+                         ENOENT,
+                         key,
+                         "the directory of %s = %s does not exist: create it, or choose "
+                         "another path",
+                         key,
+                         path)
+                   : kvist_error_set_errno(
+                         err, errno, key, "cannot look at %s of %s", directory, key);
+    }
+    if (!S_ISDIR(info.st_mode)) {
+        return kvist_error_set(
+            err, KVIST_INVALID, 0, key, "%s of %s = %s is not a directory", directory, key, path);
+    }
+    return faccessat(AT_FDCWD, directory, W_OK | X_OK, AT_EACCESS) == 0
+               ? KVIST_OK
+               : kvist_error_set_errno(err,
+                                       errno,
+                                       key,
+                                       "kvistd (uid %u) cannot write in %s of %s",
+                                       (unsigned)geteuid(),
+                                       directory,
+                                       key);
+}
+
+enum kvist_status kvist_listener_check(const char *key,
+                                       const char *path,
+                                       const char *group_name,
+                                       struct kvist_error *err)
+{
+    if (strlen(path) >= KVIST_SOCKET_PATH_BYTES) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               key,
+                               "%s: a socket's path has at most %u bytes",
+                               key,
+                               (unsigned)KVIST_SOCKET_PATH_BYTES - 1);
+    }
+    gid_t group = (gid_t)-1;
+    bool found = false;
+    enum kvist_status status = check_directory(path, key, err);
+    if (status == KVIST_OK) {
+        status = check_path(path, key, &found, err);
+    }
+    return status == KVIST_OK ? find_group(group_name, &group, err) : status;
+}
+
 static enum kvist_status bind_path(struct kvist_listener *listener,
                                    const struct sockaddr_un *address,
                                    mode_t mode,
@@ -313,19 +362,9 @@ enum kvist_status kvist_listener_open(const char *key,
     struct kvist_listener listener = KVIST_LISTENER_INIT;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     listener.key = key;
-    if (strlen(path) >= sizeof(listener.path)) {
-        return kvist_error_set(err,
-                               KVIST_INVALID,
-                               0,
-                               key,
-                               "%s: a socket's path has at most %zu bytes",
-                               key,
-                               sizeof(listener.path) - 1);
-    }
     (void)snprintf(listener.path, sizeof(listener.path), "%s", path);
     (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
-    bool found = false;
-    enum kvist_status status = check_path(path, key, &found, err);
+    enum kvist_status status = kvist_listener_check(key, path, group, err);
     if (status == KVIST_OK) {
         status = lock_path(&listener, err);
     }

@@ -6,7 +6,8 @@
  *             replaced. Takes nothing that is not a socket, and nobody else's.
  * Files       PATH, PATH.lock (stays, holds the pid of the last daemon)
  * Ownership   owns the listening fd and the lock
- * Errors      EXISTS: another daemon serves there; INVALID, NOT_FOUND, DENIED: the path
+ * Errors      EXISTS: another daemon serves there, or something else is; INVALID, NOT_FOUND,
+ *             DENIED: the path
  * Source      unix(7), flock(2), sd_listen_fds(3)
  */
 #ifndef KVIST_DAEMON_LISTENER_H
@@ -40,6 +41,13 @@ struct kvist_listener {
 KVIST_MUST_USE enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out,
                                                             struct kvist_fdstore *fdstore,
                                                             struct kvist_error *err);
+
+/**
+ * Whether a socket could be made there: its directory, what is at its path, its group. Makes
+ * nothing, and does not ask whether another kvistd serves there. As kvist_listener_open() begins.
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_listener_check(const char *key, const char *path, const char *group, struct kvist_error *err);
 
 /**
  * Make a socket and listen on it.

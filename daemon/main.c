@@ -165,7 +165,7 @@ static int check(const struct kvist_daemon_options *options)
     }
     enum kvist_status status = kvist_daemon_check(options, config, &err);
     bool without = status != KVIST_OK && kvist_tier_may_pass(config->nvme_path, err.code);
-    int exit_code = status == KVIST_NO_SPACE ? KVIST_EXIT_FAILURE : KVIST_EXIT_CONFIG;
+    int exit_code = kvist_daemon_exit_code(status);
     if (status == KVIST_OK || without) {
         char size[32];
         const char *path = options->config_path != NULL ? options->config_path : KVIST_CONFIG_PATH;

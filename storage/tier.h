@@ -125,6 +125,14 @@ KVIST_MUST_USE enum kvist_status kvist_tier_open(const struct kvist_tier_options
                                                  struct kvist_error *err);
 
 /**
+ * Whether a tier is there, or could be made: what kvist_tier_open() refuses at once of what the
+ * directory holds. Makes nothing, and does not ask whether another process has it. Any thread.
+ *
+ * @return OK; INVALID: path holds something else; UNSUPPORTED: built without RocksDB
+ */
+KVIST_MUST_USE enum kvist_status kvist_tier_check(const char *path, struct kvist_error *err);
+
+/**
  * Whether an error on the way to a tier's directory may pass, for it is the device's trouble: then
  * kvist_tier_open() answers UNAVAILABLE. A disk that is full or read-only and has never had a tier
  * is refused, for whoever configures it is there to hear. Any thread.

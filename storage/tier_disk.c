@@ -37,11 +37,11 @@ static DIR *list(int directory_fd, const char *name)
 }
 
 /* Empty, but for what a new file system brings. */
-static enum kvist_status check_empty(const struct kvist_tier *tier, struct kvist_error *err)
+static enum kvist_status check_empty(int directory_fd, const char *path, struct kvist_error *err)
 {
-    DIR *listing = list(tier->directory_fd, ".");
+    DIR *listing = list(directory_fd, ".");
     if (listing == NULL) {
-        return kvist_error_set_errno(err, errno, "opendir", "cannot list %s", tier->path);
+        return kvist_error_set_errno(err, errno, "opendir", "cannot list %s", path);
     }
     enum kvist_status status = KVIST_OK;
     const struct dirent *entry = NULL;
@@ -54,7 +54,7 @@ static enum kvist_status check_empty(const struct kvist_tier *tier, struct kvist
                                      "tier",
                                      "%s holds '%.40s', which is not kvist's: give the tier an "
                                      "empty directory",
-                                     tier->path,
+                                     path,
                                      entry->d_name);
         }
     }
@@ -62,13 +62,81 @@ static enum kvist_status check_empty(const struct kvist_tier *tier, struct kvist
     return status;
 }
 
+/* What the lock file says: kvist's, or nothing yet. */
+static enum kvist_status
+check_lock(int lock_fd, const char *path, bool *new_out, struct kvist_error *err)
+{
+    char text[sizeof(LOCK_TEXT)] = "";
+    ssize_t got = pread(lock_fd, text, sizeof(text), 0);
+    *new_out = got == 0;
+    if (got != 0 &&
+        (got != (ssize_t)strlen(LOCK_TEXT) || memcmp(text, LOCK_TEXT, strlen(LOCK_TEXT)) != 0)) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "tier",
+                               "%s/" LOCK_NAME " is not of this version of kvist: give the tier "
+                               "an empty directory",
+                               path);
+    }
+    return KVIST_OK;
+}
+
+/* @param found_out  whether it is there at all */
+static enum kvist_status check_directory(
+    int directory_fd, const char *path, const char *name, bool *found_out, struct kvist_error *err)
+{
+    struct stat state;
+    *found_out = fstatat(directory_fd, name, &state, AT_SYMLINK_NOFOLLOW) == 0;
+    if (*found_out && !S_ISDIR(state.st_mode)) {
+        return kvist_error_set(err,
+                               KVIST_INVALID,
+                               0,
+                               "tier",
+                               "%.120s/%s is not a directory: remove it, or give the tier an empty "
+                               "directory (to have it elsewhere, set nvme.path)",
+                               path,
+                               name);
+    }
+    return KVIST_OK;
+}
+
+static enum kvist_status check_all(int directory_fd, const char *path, struct kvist_error *err)
+{
+    bool found = false;
+    int lock_fd = openat(directory_fd, LOCK_NAME, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (lock_fd < 0) {
+        return errno == ENOENT ? check_empty(directory_fd, path, err)
+                               : kvist_error_set_errno(
+                                     err, errno, "open", "cannot open %.120s/" LOCK_NAME, path);
+    }
+    enum kvist_status status = check_lock(lock_fd, path, &found, err);
+    (void)close(lock_fd);
+    if (status == KVIST_OK) {
+        status = check_directory(directory_fd, path, INDEX_NAME, &found, err);
+    }
+    return status == KVIST_OK ? check_directory(directory_fd, path, EXTENTS_NAME, &found, err)
+                              : status;
+}
+
+enum kvist_status kvist_tier_check(const char *path, struct kvist_error *err)
+{
+    int directory_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory_fd < 0) {
+        return errno == ENOENT ? KVIST_OK /* it is made */
+                               : kvist_error_set_errno(err, errno, "open", "cannot open %s", path);
+    }
+    enum kvist_status status = check_all(directory_fd, path, err);
+    (void)close(directory_fd);
+    return status;
+}
+
 /* The lock file tells that the directory is kvist's; it is written first, and stays. */
 static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *err)
 {
-    char text[sizeof(LOCK_TEXT)] = "";
     tier->lock_fd = openat(tier->directory_fd, LOCK_NAME, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (tier->lock_fd < 0 && errno == ENOENT) {
-        enum kvist_status status = check_empty(tier, err);
+        enum kvist_status status = check_empty(tier->directory_fd, tier->path, err);
         if (status == KVIST_OK) {
             status = kvist_disk_check(tier->path, KVIST_TIER_INDEX_FREE_BYTES, err);
         }
@@ -94,8 +162,9 @@ static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *
         }
         return kvist_error_set_errno(err, errno, "flock", "cannot lock %s/" LOCK_NAME, tier->path);
     }
-    ssize_t got = pread(tier->lock_fd, text, sizeof(text), 0);
-    if (got == 0) {
+    bool is_new = false;
+    enum kvist_status status = check_lock(tier->lock_fd, tier->path, &is_new, err);
+    if (status == KVIST_OK && is_new) {
         ssize_t written = pwrite(tier->lock_fd, LOCK_TEXT, strlen(LOCK_TEXT), 0);
         if (written != (ssize_t)strlen(LOCK_TEXT)) {
             return kvist_error_set_errno(err,
@@ -104,42 +173,23 @@ static enum kvist_status lock_take(struct kvist_tier *tier, struct kvist_error *
                                          "cannot write to %s/" LOCK_NAME,
                                          tier->path);
         }
-        return KVIST_OK;
     }
-    if (got != (ssize_t)strlen(LOCK_TEXT) || memcmp(text, LOCK_TEXT, strlen(LOCK_TEXT)) != 0) {
-        return kvist_error_set(err,
-                               KVIST_INVALID,
-                               0,
-                               "tier",
-                               "%s/" LOCK_NAME " is not of this version of kvist: give the tier "
-                               "an empty directory",
-                               tier->path);
-    }
-    return KVIST_OK;
+    return status;
 }
 
 static enum kvist_status
 make_directory(const struct kvist_tier *tier, const char *name, struct kvist_error *err)
 {
-    struct stat state;
     if (mkdirat(tier->directory_fd, name, 0700) == 0) {
         return KVIST_OK;
     }
-    if (errno != EEXIST || fstatat(tier->directory_fd, name, &state, AT_SYMLINK_NOFOLLOW) != 0) {
-        return kvist_error_set_errno(
-            err, errno, "mkdir", "cannot make %.120s/%s", tier->path, name);
-    }
-    if (!S_ISDIR(state.st_mode)) {
-        return kvist_error_set(err,
-                               KVIST_INVALID,
-                               0,
-                               "tier",
-                               "%.120s/%s is not a directory: remove it, or give the tier an empty "
-                               "directory (to have it elsewhere, set nvme.path)",
-                               tier->path,
-                               name);
-    }
-    return KVIST_OK;
+    int error_number = errno;
+    bool found = false;
+    enum kvist_status status = check_directory(tier->directory_fd, tier->path, name, &found, err);
+    return status == KVIST_OK && !(found && error_number == EEXIST)
+               ? kvist_error_set_errno(
+                     err, error_number, "mkdir", "cannot make %.120s/%s", tier->path, name)
+               : status;
 }
 
 enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier, struct kvist_error *err)

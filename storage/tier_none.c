@@ -1,11 +1,8 @@
 /* The tier of a build without RocksDB: it can never be opened, so nothing else is ever called. */
 #include "storage/tier.h"
 
-enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
-                                  struct kvist_tier **tier_out,
-                                  struct kvist_error *err)
+enum kvist_status kvist_tier_check(const char *path, struct kvist_error *err)
 {
-    (void)tier_out;
     return kvist_error_set(err,
                            KVIST_UNSUPPORTED,
                            0,
@@ -13,7 +10,15 @@ enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
                            "this kvistd was built without RocksDB, so it has no NVMe tier for %s: "
                            "remove the path from the configuration, or install librocksdb-dev and "
                            "build again",
-                           options->path != NULL ? options->path : "it");
+                           path != NULL ? path : "it");
+}
+
+enum kvist_status kvist_tier_open(const struct kvist_tier_options *options,
+                                  struct kvist_tier **tier_out,
+                                  struct kvist_error *err)
+{
+    (void)tier_out;
+    return kvist_tier_check(options->path, err);
 }
 
 bool kvist_tier_may_pass(const char *path, int code)
