@@ -110,6 +110,9 @@ static bool recall(struct kvist_store_session *session, uint32_t ordinal)
     struct kvist_store *store = session->store;
     struct kvist_attachment *attachment = &session->attachments[ordinal];
     struct kvist_store_process *scheduler = kvist_session_scheduler(session);
+    if (!attachment->writes) {
+        return false; /* without a writer in the store there is nothing to share */
+    }
     uint32_t target = wanted(session, ordinal);
     if (scheduler == NULL || !scheduler->loans[ordinal].attached ||
         attachment->granted_count <= target + target / 4) {

@@ -1,4 +1,5 @@
 /* grants: how much a writer is granted ahead of need, and what is left for others. */
+#include "storage/internal.h"
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
 
@@ -257,6 +258,28 @@ static void unused_grants_go_before_blocks(void)
     kvist_test_engine_close(&busy);
 }
 
+/* Readers hold no grants: there is nothing to call back, and nobody to share with. */
+static void a_reader_alone_is_asked_for_nothing(void)
+{
+    struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
+    struct kvist_test_engine *writer = kvist_test_engine_open(store, 1, 1);
+    (void)kvist_test_engine_attach(writer, pool);
+    kvist_test_settle(store);
+    (void)store_slowly(&writer, 1, 0, 2 * SLOTS);
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).arena_used_bytes, ARENA);
+    kvist_test_engine_close(&writer);
+    struct kvist_test_engine *reader = kvist_test_engine_open(store, 2, 1);
+    uint32_t ordinal = 0;
+    KVIST_TEST_STATUS(
+        kvist_store_attach(reader->members[0].process, pool, true, &ordinal, NULL), KVIST_OK);
+    uint64_t recalls = kvist_test_stats(store).recalls_total;
+    KVIST_TEST_TRUE(!kvist_grant_recall(pool)); /* as when promotions need slots */
+    KVIST_TEST_EQUAL(kvist_test_stats(store).recalls_total, recalls);
+    kvist_test_settle(store);
+    kvist_test_engine_close(&reader);
+}
+
 /* Use at once is what counts, and is remembered for a while; then the grants go to others. */
 static void grants_follow_what_is_used_at_once(void)
 {
@@ -299,6 +322,7 @@ int main(void)
         {"engines of one pool leave it full", engines_of_one_pool_leave_it_full},
         {"engines of many pools leave it full", engines_of_many_pools_leave_it_full},
         {"unused grants go before blocks", unused_grants_go_before_blocks},
+        {"a reader alone is asked for nothing", a_reader_alone_is_asked_for_nothing},
         {"grants follow what is used at once", grants_follow_what_is_used_at_once},
     };
     return kvist_unit_main("grants", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
