@@ -19,7 +19,8 @@
 #define BURST_OF_AHEAD  4U /* taken from an idle pool at a time, of what is populated ahead */
 #define LOW_PART        32U /* a pool keeps one slot of so many free, and evicts as many more */
 #define BATCH_MAX       1024U
-#define LOOKED_FACTOR   4U /* candidates looked at for each block wanted */
+#define LOOKED_FACTOR   4U /* candidates looked at for each block wanted, */
+#define LOOKED_MIN      1024U /* and at least: the first may be pinned, held, or draining */
 
 /* --- Lease scan ------------------------------------------------------------------------------ */
 
@@ -176,9 +177,9 @@ uint32_t kvist_evict_blocks(struct kvist_store_pool *pool, uint32_t want)
     bool spill_full = false;
     uint32_t count = 0;
     uint32_t pending = 0; /* blocks on their way to NVMe will be free soon: hotter ones stay */
+    uint32_t looks = want * LOOKED_FACTOR > LOOKED_MIN ? want * LOOKED_FACTOR : LOOKED_MIN;
     uint32_t slot = pool->ops->victim(pool->policy, KVIST_SLOT_NONE);
-    for (uint32_t looked = 0;
-         slot != KVIST_SLOT_NONE && count + pending < want && looked < want * LOOKED_FACTOR;
+    for (uint32_t looked = 0; slot != KVIST_SLOT_NONE && count + pending < want && looked < looks;
          looked++, slot = pool->ops->victim(pool->policy, slot)) {
         pending += (pool->slots[slot].flags & KVIST_FLAG_SPILLING) != 0;
         if (!is_movable(pool, slot) ||

@@ -139,6 +139,26 @@ static void leased_blocks_are_taken_back(void)
     KVIST_TEST_EQUAL(count_ready(0, 10), 0);
 }
 
+static void what_cannot_go_hides_nothing(void)
+{
+    enum { PINNED = 88 }; /* more than checksums and spills ever pin */
+    static uint32_t pinned[PINNED];
+    fill_arena();
+    KVIST_TEST_SETTLE_WHILE(store, pool->pin_count > 0);
+    uint32_t slot = pool->ops->victim(pool->policy, KVIST_SLOT_NONE);
+    for (unsigned index = 0; index < PINNED; index++) {
+        KVIST_TEST_FATAL(slot != KVIST_SLOT_NONE);
+        kvist_slot_pin(pool, slot);
+        pinned[index] = slot;
+        slot = pool->ops->victim(pool->policy, slot);
+    }
+    KVIST_TEST_EQUAL(kvist_evict_blocks(pool, 1), 1);
+    for (unsigned index = 0; index < PINNED; index++) {
+        KVIST_TEST_EQUAL(kvist_slot_state_of(pool, pinned[index]), KVIST_SLOT_READY);
+        kvist_slot_unpin(pool, pinned[index]);
+    }
+}
+
 static void a_pool_leased_whole_grants_nothing_and_recovers(void)
 {
     fill_arena();
@@ -328,6 +348,7 @@ int main(void)
         {"touched blocks stay", touched_blocks_stay},
         {"leaves go before the prefix of their batch", leaves_go_before_the_prefix_of_their_batch},
         {"leased blocks are taken back", leased_blocks_are_taken_back},
+        {"what cannot go hides nothing", what_cannot_go_hides_nothing},
         {"a pool leased whole recovers", a_pool_leased_whole_grants_nothing_and_recovers},
         {"nothing goes while the arena has room", nothing_goes_while_the_arena_has_room},
         {"threads that race never see a change", threads_that_race_never_see_a_change},
