@@ -15,6 +15,8 @@
 #define ARENA      (1ULL << 30) /* 16,384 slots */
 #define SESSIONS   64U
 #define BATCH      64U
+#define LEASED     64U   /* different slots, of all leases */
+#define EVICTED    1000U /* a figure */
 
 static uint64_t cpu_ns(void)
 {
@@ -23,17 +25,21 @@ static uint64_t cpu_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
 }
 
-static void settle_until_filled(struct kvist_store *store, struct kvist_test_engine *engine)
+/* Put new blocks until so many were evicted for them. @return the next new one */
+static uint64_t put_until_evicted(struct kvist_store *store,
+                                  struct kvist_test_engine *engine,
+                                  uint64_t number,
+                                  uint64_t evictions)
 {
-    uint64_t number = 0;
-    struct kvist_store_stats stats;
+    uint64_t last = number + 200000;
+    uint64_t until = kvist_test_stats(store).evictions_total + evictions;
     do {
         while (kvist_test_engine_put(engine, 0, number, 4096) == KVIST_OK) {
             number++;
         }
         kvist_test_settle(store);
-        kvist_store_stats(store, &stats);
-    } while (stats.evictions_total < 2000 && number < 200000);
+    } while (kvist_test_stats(store).evictions_total < until && number < last);
+    return number;
 }
 
 static void measure_commits(struct kvist_store *store, struct kvist_test_engine *engine)
@@ -63,6 +69,7 @@ static void measure_commits(struct kvist_store *store, struct kvist_test_engine 
                  BATCH);
 }
 
+/* All of LEASED slots, again and again. */
 static void lease_pages(struct kvist_test_engine **engines, uint32_t leases)
 {
     for (uint32_t index = 0; index < SESSIONS; index++) {
@@ -70,31 +77,35 @@ static void lease_pages(struct kvist_test_engine **engines, uint32_t leases)
         struct kvist_lease_record *records =
             (void *)((char *)engines[index]->page + engines[index]->geometry.lease_offset);
         for (uint32_t record = 0; record < leases; record++) {
-            /* Slots from the hot end of the arena, so that victims are not among them. */
-            records[record].ref = kvist_slot_ref(0, record % 64);
+            records[record].ref = kvist_slot_ref(0, record % LEASED);
         }
         header->lease_high = leases;
     }
 }
 
+/* What is leased goes back to the end of the order, so that few victims are among it. A call may
+   find nothing but that and what is being checksummed; never for long in a pool that is full. */
 static void measure_evictions(struct kvist_store *store,
                               struct kvist_store_pool *pool,
                               struct kvist_test_engine **engines,
                               uint32_t leases,
                               uint32_t batch)
 {
+    KVIST_TEST_FATAL(pool->counts[KVIST_SLOT_READY] > EVICTED + 2 * LEASED);
     lease_pages(engines, leases);
     struct kvist_store_stats before;
     struct kvist_store_stats after;
     kvist_store_stats(store, &before);
     uint64_t start = cpu_ns();
     uint32_t gone = 0;
-    while (gone < 1000) {
-        uint32_t want = 1000 - gone < batch ? 1000 - gone : batch;
+    for (unsigned calls = 0; gone < EVICTED; calls++) {
+        KVIST_TEST_FATAL(calls < EVICTED);
+        uint32_t want = EVICTED - gone < batch ? EVICTED - gone : batch;
         gone += kvist_evict_blocks(pool, want);
     }
     uint64_t ns = cpu_ns() - start;
     kvist_store_stats(store, &after);
+    lease_pages(engines, 0);
     (void)printf("row=loop_evictions_%u_%u figure=%.3f evicted=%llu sessions=%u\n",
                  leases,
                  batch,
@@ -142,7 +153,7 @@ int main(void)
     engines[0] = kvist_test_engine_open(store, 0, 1);
     (void)kvist_test_engine_attach(engines[0], pool);
     kvist_test_settle(store);
-    settle_until_filled(store, engines[0]);
+    uint64_t number = put_until_evicted(store, engines[0], 0, 2000);
     measure_commits(store, engines[0]);
     for (uint32_t index = 1; index < SESSIONS; index++) {
         engines[index] = kvist_test_engine_open(store, (uint8_t)index, 1);
@@ -154,6 +165,7 @@ int main(void)
     static const uint32_t batches[] = {64, 1024};
     for (unsigned batch = 0; batch < 2; batch++) {
         for (unsigned index = 0; index < 5; index++) {
+            number = put_until_evicted(store, engines[0], number, 1);
             measure_evictions(store, pool, engines, leases[index], batches[batch]);
         }
     }
