@@ -13,7 +13,6 @@
 #include "proto/shm/memfd.h"
 #include "storage/internal.h"
 
-#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -111,8 +110,7 @@ static struct kvist_segment *find_place(struct kvist_store_pool *pool)
     return NULL;
 }
 
-/* Beside what was let go and may still be mapped there must be memory for one more segment. */
-static bool has_memory(struct kvist_store *store, uint64_t bytes)
+bool kvist_arena_has_memory(struct kvist_store *store, uint64_t bytes)
 {
     if (store->adoption.released_bytes == 0 || store->options.available == NULL ||
         store->options.available(store->options.ctx) >= bytes + KVIST_AVAILABLE_SPARE_BYTES) {
@@ -122,6 +120,31 @@ static bool has_memory(struct kvist_store *store, uint64_t bytes)
     return false;
 }
 
+/* Memory for a segment whose size is set: spare, or new. */
+static enum kvist_status make_memory(struct kvist_store *store, struct kvist_segment *segment)
+{
+    struct kvist_spare_memory memory = {.fd = -1};
+    enum kvist_status status = KVIST_OK;
+    if (!kvist_spare_take(store, segment->bytes, &memory)) {
+        memory.serial = kvist_roster_serial(store);
+        char name[KVIST_MEMFD_NAME_BYTES + 1];
+        kvist_memfd_name(KVIST_KEPT_SEGMENT, memory.serial, store->roster->instance, name);
+        status = kvist_memfd_create(name, segment->bytes, &memory.fd, NULL);
+        if (status == KVIST_OK) {
+            status =
+                kvist_memfd_map(memory.fd, segment->bytes, KVIST_MEMFD_WRITE, &memory.map, NULL);
+        }
+    }
+    if (status == KVIST_OK) {
+        segment->fd = memory.fd;
+        segment->serial = memory.serial;
+        segment->map = memory.map;
+    } else if (memory.fd >= 0) {
+        (void)close(memory.fd);
+    }
+    return status;
+}
+
 enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
@@ -129,36 +152,31 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     if (segment == NULL || kvist_tenant_room(store, pool->tenant, false) < pool->segment_bytes) {
         return KVIST_NO_SPACE;
     }
-    if (!has_memory(store, pool->segment_bytes)) {
+    if (!kvist_arena_has_memory(store, pool->segment_bytes)) {
         return KVIST_NO_MEMORY; /* tried again after a while */
     }
     segment->job = (struct kvist_job){.run = populate_run, .done = populate_done};
     segment->pool = pool;
     segment->index = (uint32_t)(segment - pool->segments);
-    segment->serial = kvist_roster_serial(store);
     segment->bytes = pool->segment_bytes;
     segment->free_head = KVIST_SLOT_NONE;
     segment->free_count = 0;
     segment->lent_count = 0;
     segment->keep_number = 0;
-    char name[KVIST_MEMFD_NAME_BYTES + 1];
-    kvist_memfd_name('s', segment->serial, store->roster->instance, name);
-    enum kvist_status status = kvist_memfd_create(name, segment->bytes, &segment->fd, NULL);
+    enum kvist_status status = make_memory(store, segment);
     if (status != KVIST_OK) {
         store->stats.populate_failures_total++;
         return KVIST_NO_MEMORY; /* NO_SPACE, of a limit of file sizes, is not the arena's */
-    }
-    status = kvist_memfd_map(segment->fd, segment->bytes, KVIST_MEMFD_WRITE, &segment->map, NULL);
-    if (status != KVIST_OK) {
-        store->stats.populate_failures_total++;
-        goto close_fd;
     }
     if (!store->options.huge_pages) {
         (void)madvise(segment->map, segment->bytes, MADV_NOHUGEPAGE);
     }
     status = kvist_workers_submit(store->hands, &segment->job);
     if (status != KVIST_OK) {
-        goto unmap;
+        kvist_memfd_unmap(&segment->map, segment->bytes);
+        (void)close(segment->fd);
+        segment->fd = -1;
+        return status;
     }
     segment->life = KVIST_LIFE_POPULATING;
     store->used_bytes += segment->bytes;
@@ -166,14 +184,8 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     pool->used_bytes += segment->bytes;
     pool->segment_count++;
     pool->populating_count++;
+    kvist_spare_trim(store);
     return KVIST_OK;
-
-unmap:
-    kvist_memfd_unmap(&segment->map, segment->bytes);
-close_fd:
-    (void)close(segment->fd);
-    segment->fd = -1;
-    return status;
 }
 
 void kvist_arena_end_revoked(struct kvist_store_pool *pool, struct kvist_segment *segment)

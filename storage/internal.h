@@ -3,6 +3,7 @@
  *
  * Role        the objects behind store.h, and the functions by which its files call each other:
  *               arena.c    segments: make, populate, publish, revoke, free
+ *               spare.c    memory that is populated before a pool needs it
  *               pool.c     pools: make, find, drop; their maps
  *               slot.c     the transitions of a slot, and what it is counted as
  *               session.c  sessions, processes, attachments; lending
@@ -63,6 +64,9 @@
 #define KVIST_MAPPED_CHECK_US   10000U
 #define KVIST_POPULATE_RETRY_US 1000000U
 #define KVIST_AVAILABLE_SPARE_BYTES (256ULL << 20) /* left to others while memory is short */
+#define KVIST_SPARES_OF_ARENA   4U          /* a quarter of it is populated before it is asked for */
+#define KVIST_SPARE_BYTES_MAX   (4ULL << 30)
+#define KVIST_SPARES_MAX        64U
 
 enum kvist_slot_flag {
     KVIST_FLAG_LEASED = 1,  /* seen by the scan that runs now */
@@ -333,6 +337,26 @@ struct kvist_reopen {
     struct kvist_error tried_err;
 };
 
+struct kvist_spare_memory {
+    int fd;
+    uint32_t serial; /* of the segment that it will be */
+    void *map;
+};
+
+/* Memfds with their pages, of which segments are made. */
+struct kvist_spare {
+    struct kvist_job job; /* first: a job is cast back */
+    struct kvist_store *store;
+    bool busy;           /* one is coming */
+    enum kvist_status status;
+    uint64_t after_us;
+    uint64_t bytes;      /* of each */
+    uint32_t count_max;  /* 0: none are kept */
+    uint32_t count;
+    struct kvist_spare_memory coming;
+    struct kvist_spare_memory ready[KVIST_SPARES_MAX]; /* [count] */
+};
+
 struct kvist_store {
     uint32_t magic;
     struct kvist_store_options options;
@@ -342,6 +366,7 @@ struct kvist_store {
     struct kvist_tier *tier;
     struct kvist_tier_options tier_options; /* a copy; its events are the store's own */
     struct kvist_reopen reopen;
+    struct kvist_spare spare;
     bool tier_loaded;
     bool rest_left; /* a pool that was cleared unseen could not be made */
     bool closing;
@@ -516,6 +541,22 @@ KVIST_MUST_USE enum kvist_status
 kvist_arena_adopt(struct kvist_store_pool *pool, uint32_t index, uint32_t serial, int fd);
 /* At close: every segment of the pool, whoever has it mapped. */
 void kvist_arena_free_all(struct kvist_store_pool *pool);
+/* Beside what was let go at start and may still be mapped, there is memory for so much more. */
+bool kvist_arena_has_memory(struct kvist_store *store, uint64_t bytes);
+
+/* --- spare.c --------------------------------------------------------------------------------- */
+
+void kvist_spare_init(struct kvist_store *store);
+void kvist_spare_fini(struct kvist_store *store);
+/* Populate one more, when there is room and nothing else to populate. */
+void kvist_spare_turn(struct kvist_store *store);
+/* Memory of that size, sealed and mapped, with most of its pages or all. The caller owns it. */
+bool kvist_spare_take(struct kvist_store *store,
+                      uint64_t bytes,
+                      struct kvist_spare_memory *memory_out);
+/* Segments have taken some of the arena: give back what no longer fits in beside them. */
+void kvist_spare_trim(struct kvist_store *store);
+uint64_t kvist_spare_bytes(const struct kvist_store *store);
 
 /* --- pool.c ---------------------------------------------------------------------------------- */
 
@@ -533,6 +574,8 @@ KVIST_MUST_USE enum kvist_status kvist_pool_adopt(struct kvist_store *store,
 void kvist_pool_destroy(struct kvist_store_pool **pool);
 /* Whether one more can be made without another one being dropped. */
 bool kvist_pool_fits(const struct kvist_store *store);
+/* Of pools whose slots are not too large for it. */
+uint64_t kvist_pool_segment_bytes_least(uint64_t arena_bytes);
 /* A step towards a larger map, when it is time; members are told in this or the next turn. */
 void kvist_pool_grow_map(struct kvist_store_pool *pool);
 /* What is in DRAM stays valid in the new generation. */

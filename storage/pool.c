@@ -17,10 +17,15 @@
 #define INDEX_START         1024U
 #define GROW_STEP           4096U /* index entries carried over by one call */
 
-uint64_t kvist_store_segments_max(uint64_t arena_bytes)
+uint64_t kvist_pool_segment_bytes_least(uint64_t arena_bytes)
 {
     uint64_t bytes = arena_bytes / SEGMENTS_OF_ARENA;
-    bytes = bytes > SEGMENT_BYTES_LEAST ? bytes : SEGMENT_BYTES_LEAST;
+    return bytes > SEGMENT_BYTES_LEAST ? bytes : SEGMENT_BYTES_LEAST;
+}
+
+uint64_t kvist_store_segments_max(uint64_t arena_bytes)
+{
+    uint64_t bytes = kvist_pool_segment_bytes_least(arena_bytes);
     /* Slots do not always fill the largest segment. */
     bytes = bytes < KVIST_SEGMENT_BYTES_MAX / 4 * 3 ? bytes : KVIST_SEGMENT_BYTES_MAX / 4 * 3;
     return arena_bytes / bytes;
@@ -28,10 +33,7 @@ uint64_t kvist_store_segments_max(uint64_t arena_bytes)
 
 static uint64_t segment_bytes_for(const struct kvist_store *store, uint64_t slot_bytes)
 {
-    uint64_t bytes = store->options.arena_bytes / SEGMENTS_OF_ARENA;
-    if (bytes < SEGMENT_BYTES_LEAST) {
-        bytes = SEGMENT_BYTES_LEAST;
-    }
+    uint64_t bytes = kvist_pool_segment_bytes_least(store->options.arena_bytes);
     if (bytes < slot_bytes * KVIST_SEGMENT_SLOTS_MIN) {
         bytes = slot_bytes * KVIST_SEGMENT_SLOTS_MIN;
     }

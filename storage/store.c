@@ -82,6 +82,7 @@ enum kvist_status kvist_store_open(const struct kvist_store_options *options,
     store->options = *options;
     store->roster_fd = -1;
     store->now_us = kvist_clock_now_us();
+    kvist_spare_init(store);
     status = allocate(store);
     if (status != KVIST_OK) {
         (void)kvist_error_set(err, status, 0, "store", "no memory for the store's queues");
@@ -162,6 +163,7 @@ void kvist_store_close(struct kvist_store **store)
         kvist_roster_forget(old, KVIST_KEPT_ROSTER, 0);
         kvist_roster_fini(old);
     }
+    kvist_spare_fini(old);
     free(old->holds);
     free(old->loads);
     kvist_spill_fini(old);
@@ -248,6 +250,7 @@ bool kvist_store_turn(struct kvist_store *store, uint64_t now_us)
     kvist_tenant_turn(store);
     kvist_evict_shrink(store);
     turn_pools(store);
+    kvist_spare_turn(store);
     kvist_evict_turn_retired(store);
     kvist_promote_turn(store);
     turn_sessions(store);
@@ -293,6 +296,7 @@ void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stat
     stats.adopted_us = store->adoption.adopted ? store->adoption.took_us : 0;
     stats.arena_used_bytes = store->used_bytes;
     stats.populated_bytes = store->populated_bytes;
+    stats.spare_bytes = kvist_spare_bytes(store);
     stats.sessions = store->session_count;
     stats.processes = store->process_count;
     for (uint32_t index = 0; index < store->pool_high; index++) {

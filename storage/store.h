@@ -126,6 +126,7 @@ struct kvist_store_options {
     enum kvist_eviction eviction; /* of every pool */
     uint64_t arena_bytes;      /* at least KVIST_ARENA_BYTES_MIN */
     bool huge_pages;           /* ask for them */
+    bool populate_ahead;       /* a part of the arena, before there are pools */
     uint32_t checksum_threads; /* at idle priority; 1..8 */
     uint64_t hold_us;          /* how long a promoted block waits for its session's lease */
     enum kvist_admission admission;
@@ -148,6 +149,7 @@ struct kvist_store_stats {
     uint64_t arena_bytes;
     uint64_t arena_used_bytes;      /* segments that exist, also those being revoked */
     uint64_t populated_bytes;
+    uint64_t spare_bytes;           /* populated ahead of segments */
     uint64_t pools;
     uint64_t sessions;
     uint64_t processes;

@@ -43,8 +43,19 @@ bool kvist_memfd_is_named(int fd, const char *name)
            strcmp(target, expected) == 0;
 }
 
+static enum kvist_status size_failed(int error_number, struct kvist_error *err)
+{
+    return kvist_error_set_errno(err,
+                                 error_number,
+                                 "memfd",
+                                 error_number == EFBIG
+                                     ? "shared memory is over the limit of file sizes, raise "
+                                       "LimitFSIZE= or ulimit -f"
+                                     : "cannot size or seal shared memory");
+}
+
 enum kvist_status
-kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err)
+kvist_memfd_create_open(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err)
 {
     if (strlen(name) > KVIST_MEMFD_NAME_BYTES || bytes == 0 || bytes > INT64_MAX) {
         return kvist_error_set(err, KVIST_INVALID, 0, "memfd", "bad memfd name or size");
@@ -58,17 +69,37 @@ kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_e
     if (fd < 0) {
         return kvist_error_set_errno(err, errno, "memfd_create", "cannot create shared memory");
     }
-    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0400) != 0 ||
-        fcntl(fd, F_ADD_SEALS, MEMFD_SEALS) != 0) {
+    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0400) != 0) {
         int error_number = errno;
         (void)close(fd);
-        return kvist_error_set_errno(err,
-                                     error_number,
-                                     "memfd",
-                                     error_number == EFBIG
-                                         ? "shared memory is over the limit of file sizes, raise "
-                                           "LimitFSIZE= or ulimit -f"
-                                         : "cannot size or seal shared memory");
+        return size_failed(error_number, err);
+    }
+    *fd_out = fd;
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_memfd_seal(int fd, uint64_t bytes, struct kvist_error *err)
+{
+    if (kvist_fault_point("memfd.seal")) {
+        errno = ENOMEM;
+    } else if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, MEMFD_SEALS) == 0) {
+        return KVIST_OK;
+    }
+    return size_failed(errno, err);
+}
+
+enum kvist_status
+kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err)
+{
+    int fd = -1;
+    enum kvist_status status = kvist_memfd_create_open(name, bytes, &fd, err);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    status = kvist_memfd_seal(fd, bytes, err);
+    if (status != KVIST_OK) {
+        (void)close(fd);
+        return status;
     }
     *fd_out = fd;
     return KVIST_OK;

@@ -42,6 +42,13 @@ bool kvist_memfd_is_named(int fd, const char *name);
 KVIST_MUST_USE enum kvist_status
 kvist_memfd_create(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err);
 
+/** The same, not sealed yet: not for others before kvist_memfd_seal(). */
+KVIST_MUST_USE enum kvist_status
+kvist_memfd_create_open(const char *name, uint64_t bytes, int *fd_out, struct kvist_error *err);
+
+/** Give it its size for good. Pages that it had within that size stay. */
+KVIST_MUST_USE enum kvist_status kvist_memfd_seal(int fd, uint64_t bytes, struct kvist_error *err);
+
 /**
  * Open the same memory read-only, to be sent to a peer that must not write.
  *

@@ -22,7 +22,7 @@ class Garbage(harness.Case):
     def setUp(self):
         super().setUp()
         self.daemon = self.start("--set", "daemon.log_level=error")
-        self.files = self.daemon.open_files()
+        self.files = self.daemon.files_at_rest()
         self.addCleanup(self.still_serves)
 
     def still_serves(self):
@@ -267,7 +267,7 @@ class Crowds(harness.Case):
     def test_ten_thousand_connections(self):
         room = harness.raise_files(20000) - 100
         daemon = self.start("--set", "daemon.log_level=error")
-        files = daemon.open_files()
+        files = daemon.files_at_rest()
         peers, refused = [], 0
         for _ in range(10000):
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -14,6 +14,7 @@ kvist_add_unit(policies unit/policies_test.c kvist_eviction)
 kvist_add_unit(policy unit/policy_test.c kvist_eviction)
 kvist_add_unit(replay_store unit/replay_store_test.c
     kvist_test_engine kvist_tool_core kvist_test_traces)
+kvist_add_unit(spare unit/spare_test.c kvist_test_engine)
 kvist_add_unit(store unit/store_test.c kvist_test_engine)
 kvist_add_unit(yield unit/yield_test.c kvist_test_engine)
 if(KVIST_WITH_ROCKSDB_ENABLED)
