@@ -42,7 +42,9 @@
 
 #define KVIST_VICTIMS_MAX       4096U                 /* evicted by one lease scan */
 #define KVIST_FRESH_MAX         1024U /* commits of a pool that one turn puts in order */
-#define KVIST_SUMS_MAX          32U   /* checksums in flight, four a thread: they pin slots */
+#define KVIST_SUMS_MAX          256U  /* checksums in flight: they pin slots */
+#define KVIST_SUMS_OF_THREAD    4U    /* and not more of a thread, beyond */
+#define KVIST_SUMS_BYTES        (1U << 20) /* of small blocks: each alone would wake the loop */
 #define KVIST_SUM_QUEUE_MAX     16384U
 #define KVIST_SUSPECTS_MAX      1024U /* blocks that wait for a checksum because of a session */
 /* What a session may have read for its suspicions, and how much of it at once. */
@@ -399,6 +401,7 @@ struct kvist_store {
     struct kvist_spill sums[KVIST_SUMS_MAX];
     struct kvist_spill *sum_free;
     uint32_t sums_active;
+    uint64_t sums_bytes; /* of the blocks */
     struct kvist_spill spills[KVIST_SPILLS_MAX];
     struct kvist_spill *spill_free;
     uint64_t spill_after_us; /* the last write failed: none is begun before */

@@ -20,7 +20,6 @@
 
 #include <stdlib.h>
 
-#define SUMS_OF_THREAD 4U
 #define WAIT_US_MIN    100000U   /* after a write that failed */
 #define WAIT_US_MAX    10000000U /* doubled up to this */
 
@@ -169,6 +168,7 @@ static void sum_done(struct kvist_job *job)
     spill->next_free = store->sum_free;
     store->sum_free = spill;
     store->sums_active--;
+    store->sums_bytes -= spill->block.block_bytes;
 }
 
 /* @return false: the workers take no more now */
@@ -188,16 +188,23 @@ static bool start_sum(struct kvist_store *store, const struct kvist_slot_name *n
     }
     store->sum_free = spill->next_free;
     store->sums_active++;
+    store->sums_bytes += spill->block.block_bytes;
     return true;
+}
+
+/* Few at a time: at idle priority they may wait for long, and their slots cannot go. Of small blocks
+   more, for each time that some are done costs a turn of the loop. */
+static bool may_start_sum(const struct kvist_store *store)
+{
+    return store->sums_active < KVIST_SUMS_OF_THREAD * store->options.checksum_threads ||
+           (store->sums_active < KVIST_SUMS_MAX && store->sums_bytes < KVIST_SUMS_BYTES);
 }
 
 static void start_sums(struct kvist_store *store)
 {
-    /* Few at a time: at idle priority they may wait for long, and their slots cannot go. */
-    uint32_t active_max = SUMS_OF_THREAD * store->options.checksum_threads;
     struct kvist_slot_ring *sums = &store->sum_queue;
     struct kvist_slot_ring *suspects = &store->suspect_queue;
-    while (store->sums_active < active_max && !(ring_is_empty(sums) && ring_is_empty(suspects))) {
+    while (may_start_sum(store) && !(ring_is_empty(sums) && ring_is_empty(suspects))) {
         bool suspects_now =
             !ring_is_empty(suspects) && (store->suspects_next || ring_is_empty(sums));
         struct kvist_slot_ring *ring = suspects_now ? suspects : sums;

@@ -8,7 +8,7 @@
 
 #define DUTY_THREADS  2U
 #define JOBS_PER_TURN 64U
-#define CHECKSUM_MAX  (KVIST_SUMS_MAX / 4)
+#define CHECKSUM_MAX  8U
 
 static enum kvist_status check_options(const struct kvist_store_options *options,
                                        struct kvist_error *err)

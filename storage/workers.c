@@ -15,6 +15,7 @@
 #define WORKERS_MAGIC      0x6b77726bU
 #define WORKERS_THREAD_MAX 256U
 #define THREAD_NAME_BYTES  16
+#define IDLE_BATCH         32U /* jobs that idle priority hands over together */
 
 struct job_list {
     struct kvist_job *first;
@@ -34,6 +35,8 @@ struct kvist_workers {
     bool stopping;            /* under lock, as the two lists */
     struct job_list queued;   /* for the threads */
     struct job_list finished; /* for the loop */
+    uint32_t finished_count;
+    bool raised; /* the loop has been told, and has not looked since */
     pthread_t threads[];
 };
 
@@ -71,6 +74,18 @@ static void event_raise(const struct kvist_workers *workers)
     (void)written;
 }
 
+/* The loop is told at once; of what has time, when no more is queued, or enough has come together:
+   many small jobs would wake it for each. */
+static void tell_locked(struct kvist_workers *workers)
+{
+    bool now = !workers->idle_priority || workers->queued.first == NULL ||
+               workers->finished_count >= IDLE_BATCH;
+    if (now && !workers->raised && workers->finished.first != NULL) {
+        workers->raised = true;
+        event_raise(workers);
+    }
+}
+
 static void thread_dress(const struct kvist_workers *workers)
 {
     (void)pthread_setname_np(pthread_self(), workers->name);
@@ -98,11 +113,9 @@ static void *thread_main(void *argument)
         (void)pthread_mutex_unlock(&workers->lock);
         job->run(job);
         (void)pthread_mutex_lock(&workers->lock);
-        bool first = workers->finished.first == NULL;
         list_push(&workers->finished, job);
-        if (first) {
-            event_raise(workers);
-        }
+        workers->finished_count++;
+        tell_locked(workers);
     }
     (void)pthread_mutex_unlock(&workers->lock);
     return NULL;
@@ -229,7 +242,9 @@ uint32_t kvist_workers_turn(struct kvist_workers *workers, uint32_t done_max)
     uint32_t done = 0;
     for (; done < done_max; done++) {
         (void)pthread_mutex_lock(&workers->lock);
+        workers->raised = false;
         struct kvist_job *job = list_pop(&workers->finished);
+        workers->finished_count -= job != NULL;
         (void)pthread_mutex_unlock(&workers->lock);
         if (job == NULL) {
             return done;
@@ -237,13 +252,10 @@ uint32_t kvist_workers_turn(struct kvist_workers *workers, uint32_t done_max)
         workers->pending--;
         job->done(job);
     }
-    /* What is left must raise the fd again: threads raise it for the first one only. */
+    /* What is left must be told again. */
     (void)pthread_mutex_lock(&workers->lock);
-    bool left = workers->finished.first != NULL;
+    tell_locked(workers);
     (void)pthread_mutex_unlock(&workers->lock);
-    if (left) {
-        event_raise(workers);
-    }
     return done;
 }
 

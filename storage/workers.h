@@ -26,7 +26,8 @@ struct kvist_workers;
 
 /**
  * @param name            at most 15 bytes, names the threads
- * @param idle_priority   run at SCHED_IDLE: work that must not slow engines down
+ * @param idle_priority   run at SCHED_IDLE: work that must not slow engines down; `done` may wait
+ *                        for other jobs that are queued
  */
 KVIST_MUST_USE enum kvist_status kvist_workers_create(const char *name,
                                                       uint32_t thread_count,
@@ -38,7 +39,7 @@ KVIST_MUST_USE enum kvist_status kvist_workers_create(const char *name,
 /** Finish all queued jobs, join the threads, run what is left of `done`; NULL is fine. */
 void kvist_workers_destroy(struct kvist_workers **workers);
 
-/** Pollable: readable while jobs wait for their `done`. Borrowed. */
+/** Pollable: readable while jobs wait for their `done`, at idle priority in batches. Borrowed. */
 int kvist_workers_fd(const struct kvist_workers *workers);
 
 KVIST_MUST_USE enum kvist_status kvist_workers_submit(struct kvist_workers *workers,

@@ -451,13 +451,16 @@ static enum kvist_status found_run(const struct rows_options *options,
         samples++;
     }
     if (status == KVIST_OK) {
-        (void)printf("row=found_%zu limit=%.1f figure=%.1f bytes=%zu samples=%zu p99=%.1f\n",
+        (void)printf("row=found_%zu limit=%.1f figure=%.1f bytes=%zu samples=%zu p99=%.1f "
+                     "least=%.1f least_limit=%.1f\n",
                      count,
                      (double)rows_quantile(echoed, samples, 0.5) / 1e3,
                      (double)rows_quantile(found, samples, 0.5) / 1e3,
                      bytes,
                      samples,
-                     (double)rows_quantile(found, samples, 0.99) / 1e3);
+                     (double)rows_quantile(found, samples, 0.99) / 1e3,
+                     (double)rows_quantile(found, samples, 0) / 1e3,
+                     (double)rows_quantile(echoed, samples, 0) / 1e3);
     }
     return status;
 }

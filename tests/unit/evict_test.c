@@ -141,7 +141,7 @@ static void leased_blocks_are_taken_back(void)
 
 static void what_cannot_go_hides_nothing(void)
 {
-    enum { PINNED = 88 }; /* more than checksums and spills ever pin */
+    enum { PINNED = 88 }; /* a third of the pool */
     static uint32_t pinned[PINNED];
     fill_arena();
     KVIST_TEST_SETTLE_WHILE(store, pool->pin_count > 0);

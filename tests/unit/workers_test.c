@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 #define JOBS 1000U
 
@@ -142,6 +143,35 @@ static void a_short_turn_leaves_the_fd_readable(void)
 static struct kvist_workers *chain_workers;
 static uint32_t chain_left;
 
+/* A small job that takes its time, so that a loop which looks at once would see it alone. */
+static void slow_run(struct kvist_job *job)
+{
+    struct timespec pause = {.tv_nsec = 1000000};
+    counted_run(job);
+    (void)nanosleep(&pause, NULL);
+}
+
+static void idle_priority_hands_jobs_over_together(void)
+{
+    enum { SMALL = 20 };
+    static struct counted jobs[SMALL];
+    struct kvist_workers *workers = make(1, true, SMALL);
+    for (unsigned index = 0; index < SMALL; index++) {
+        counted_init(&jobs[index]);
+        jobs[index].job.run = slow_run;
+        KVIST_TEST_STATUS(kvist_workers_submit(workers, &jobs[index].job), KVIST_OK);
+    }
+    struct pollfd ready = {.fd = kvist_workers_fd(workers), .events = POLLIN};
+    KVIST_TEST_EQUAL(poll(&ready, 1, 60000), 1);
+    KVIST_TEST_EQUAL(kvist_workers_turn(workers, JOBS), SMALL);
+    /* One that comes alone is told of alone. */
+    counted_init(&jobs[0]);
+    KVIST_TEST_STATUS(kvist_workers_submit(workers, &jobs[0].job), KVIST_OK);
+    KVIST_TEST_EQUAL(poll(&ready, 1, 60000), 1);
+    KVIST_TEST_EQUAL(kvist_workers_turn(workers, JOBS), 1);
+    kvist_workers_destroy(&workers);
+}
+
 static void chain_done(struct kvist_job *job)
 {
     done_count++;
@@ -174,6 +204,7 @@ int main(void)
         {"all jobs come back", all_jobs_come_back},
         {"one thread keeps the order", one_thread_keeps_the_order},
         {"a short turn leaves the fd readable", a_short_turn_leaves_the_fd_readable},
+        {"idle priority hands jobs over together", idle_priority_hands_jobs_over_together},
         {"done may submit again", done_may_submit_again},
     };
     return kvist_unit_main("workers", cases, sizeof(cases) / sizeof(cases[0]), setup, NULL);
