@@ -540,6 +540,7 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .arena_bytes = daemon->arena_bytes,
         .huge_pages = config->memory_huge_pages == 0,
         .populate_ahead = true,
+        .make_way = true,
         .checksum_threads = (uint32_t)config->memory_checksum_threads,
         .hold_us = config->limits_hold_ms * 1000,
         .admission = (enum kvist_admission)config->nvme_admission,

@@ -2,6 +2,7 @@
  * store - opening, closing, one turn, figures.
  */
 #include "proto/base/clock.h"
+#include "storage/busy.h"
 #include "storage/internal.h"
 
 #include <stdlib.h>
@@ -52,6 +53,7 @@ static enum kvist_status start_workers(struct kvist_store *store, struct kvist_e
     enum kvist_status status = kvist_workers_create(
         "kvist-sum", store->options.checksum_threads, true, KVIST_SUMS_MAX, &store->idle, err);
     if (status == KVIST_OK) {
+        kvist_workers_make_way(store->idle, store->options.make_way ? kvist_busy_open() : -1);
         status = kvist_workers_create(
             "kvist-spill", DUTY_THREADS, false, KVIST_SPILLS_MAX, &store->duty, err);
     }

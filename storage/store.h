@@ -127,6 +127,7 @@ struct kvist_store_options {
     uint64_t arena_bytes;      /* at least KVIST_ARENA_BYTES_MIN */
     bool huge_pages;           /* ask for them */
     bool populate_ahead;       /* a part of the arena, before there are pools */
+    bool make_way;             /* checksums rest while the host is busy */
     uint32_t checksum_threads; /* at idle priority; 1..8 */
     uint64_t hold_us;          /* how long a promoted block waits for its session's lease */
     enum kvist_admission admission;

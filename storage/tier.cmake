@@ -1,5 +1,6 @@
 # The NVMe tier and the workers. Included by storage/CMakeLists.txt.
 add_library(kvist_tier STATIC
+    ${CMAKE_CURRENT_LIST_DIR}/busy.c
     ${CMAKE_CURRENT_LIST_DIR}/workers.c)
 target_link_libraries(kvist_tier PUBLIC kvist_base kvist_key)
 if(KVIST_WITH_ROCKSDB_ENABLED)

@@ -1,21 +1,28 @@
 #include "storage/workers.h"
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "storage/busy.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WORKERS_MAGIC      0x6b77726bU
 #define WORKERS_THREAD_MAX 256U
 #define THREAD_NAME_BYTES  16
 #define IDLE_BATCH         32U /* jobs that idle priority hands over together */
+#define WORK_US            1000U /* between two looks whether the host is busy */
+#define REST_US            2000U
+#define REST_US_MAX        20000U
 
 struct job_list {
     struct kvist_job *first;
@@ -29,10 +36,12 @@ struct kvist_workers {
     uint32_t pending; /* the loop's: submitted and not done */
     int event_fd;
     bool idle_priority;
+    _Atomic int busy_fd; /* -1: it makes way for nobody */
+    uint32_t processors;
     char name[THREAD_NAME_BYTES];
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    bool stopping;            /* under lock, as the two lists */
+    _Atomic bool stopping;    /* written under lock, as the two lists */
     struct job_list queued;   /* for the threads */
     struct job_list finished; /* for the loop */
     uint32_t finished_count;
@@ -96,9 +105,22 @@ static void thread_dress(const struct kvist_workers *workers)
     }
 }
 
+/* Rest while the host is busy. @return when to look again */
+static uint64_t make_way(const struct kvist_workers *workers)
+{
+    const struct timespec rest = {.tv_nsec = REST_US * 1000L};
+    uint64_t until_us = kvist_clock_now_us() + REST_US_MAX;
+    while (!workers->stopping && kvist_clock_now_us() < until_us &&
+           kvist_busy_now(workers->busy_fd, workers->processors)) {
+        (void)nanosleep(&rest, NULL);
+    }
+    return kvist_clock_now_us() + WORK_US;
+}
+
 static void *thread_main(void *argument)
 {
     struct kvist_workers *workers = argument;
+    uint64_t look_us = 0;
     thread_dress(workers);
     (void)pthread_mutex_lock(&workers->lock);
     for (;;) {
@@ -111,6 +133,9 @@ static void *thread_main(void *argument)
             continue;
         }
         (void)pthread_mutex_unlock(&workers->lock);
+        if (workers->busy_fd >= 0 && kvist_clock_now_us() >= look_us) {
+            look_us = make_way(workers);
+        }
         job->run(job);
         (void)pthread_mutex_lock(&workers->lock);
         list_push(&workers->finished, job);
@@ -157,6 +182,8 @@ enum kvist_status kvist_workers_create(const char *name,
     workers->magic = WORKERS_MAGIC;
     workers->queue_max = queue_max;
     workers->idle_priority = idle_priority;
+    workers->busy_fd = -1;
+    workers->processors = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
     (void)snprintf(workers->name, sizeof(workers->name), "%s", name);
     list_init(&workers->queued);
     list_init(&workers->finished);
@@ -181,6 +208,12 @@ enum kvist_status kvist_workers_create(const char *name,
     return KVIST_OK;
 }
 
+void kvist_workers_make_way(struct kvist_workers *workers, int busy_fd)
+{
+    KVIST_CHECK(workers->magic == WORKERS_MAGIC && workers->idle_priority && workers->busy_fd < 0);
+    workers->busy_fd = busy_fd;
+}
+
 void kvist_workers_destroy(struct kvist_workers **workers_inout)
 {
     struct kvist_workers *workers = *workers_inout;
@@ -200,6 +233,9 @@ void kvist_workers_destroy(struct kvist_workers **workers_inout)
     KVIST_CHECK(workers->pending == 0);
     if (workers->event_fd >= 0) {
         (void)close(workers->event_fd);
+    }
+    if (workers->busy_fd >= 0) {
+        (void)close(workers->busy_fd);
     }
     (void)pthread_cond_destroy(&workers->wake);
     (void)pthread_mutex_destroy(&workers->lock);

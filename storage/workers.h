@@ -36,6 +36,14 @@ KVIST_MUST_USE enum kvist_status kvist_workers_create(const char *name,
                                                       struct kvist_workers **workers_out,
                                                       struct kvist_error *err);
 
+/**
+ * Have idle priority make way for whatever else the host runs: while it is busy a thread rests, but
+ * works a millisecond in twenty.
+ *
+ * @param busy_fd  of kvist_busy_open(); taken over; -1: no host is busy
+ */
+void kvist_workers_make_way(struct kvist_workers *workers, int busy_fd);
+
 /** Finish all queued jobs, join the threads, run what is left of `done`; NULL is fine. */
 void kvist_workers_destroy(struct kvist_workers **workers);
 

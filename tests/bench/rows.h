@@ -84,7 +84,7 @@ struct rows_crew {
     _Atomic bool ready;
     _Atomic uint64_t asked; /* found: a key's number that the finder looks for */
     _Atomic uint64_t found_ns;
-    double figures[ROWS_MEMBERS_MAX][ROWS_RUNS_MAX][3];
+    double figures[ROWS_MEMBERS_MAX][ROWS_RUNS_MAX][4];
     pthread_barrier_t barrier;
     pid_t pids[ROWS_MEMBERS_MAX];
 };

@@ -38,7 +38,7 @@ enum kvist_status rows_cold(const struct rows_options *options, struct kvist_err
 
 /* --- Two clients --------------------------------------------------------------------------- */
 
-enum { MEMCPY, PUT, GET };
+enum { MEMCPY, PUT, GET, WAITED };
 
 static enum kvist_status open_share(struct rows_crew *crew,
                                     unsigned member,
@@ -66,7 +66,9 @@ pair_member(struct rows_crew *crew, unsigned member, struct kvist_error *err)
         rows_crew_meet(crew);
         figures[MEMCPY] = kvist_bench_memcpy_for(&engine, seconds);
         rows_crew_meet(crew);
+        uint64_t waits_us = engine.take_waits_us;
         status = kvist_bench_put_for(&engine, seconds, &figures[PUT], err);
+        figures[WAITED] = (double)(engine.take_waits_us - waits_us) / 1e6 / seconds / crew->count;
         rows_crew_meet(crew);
         if (status == KVIST_OK) {
             status = kvist_bench_get_for(&engine, seconds, &figures[GET], err);
@@ -99,7 +101,11 @@ enum kvist_status rows_pair(const struct rows_options *options, struct kvist_err
     const char *pools = options->one_pool != 0 ? "one" : "own";
     for (uint64_t run = 0; status == KVIST_OK && run < options->run_count; run++) {
         double limit = sum(crew, run, MEMCPY);
-        (void)printf("row=two_put_%s limit=%.3f figure=%.3f\n", pools, limit, sum(crew, run, PUT));
+        (void)printf("row=two_put_%s limit=%.3f figure=%.3f waited=%.3f\n",
+                     pools,
+                     limit,
+                     sum(crew, run, PUT),
+                     sum(crew, run, WAITED));
         (void)printf("row=two_get_%s limit=%.3f figure=%.3f\n", pools, limit, sum(crew, run, GET));
     }
     rows_crew_destroy(&crew);

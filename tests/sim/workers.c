@@ -5,6 +5,8 @@
 #include "proto/base/check.h"
 #include "tests/sim/sim.h"
 
+#include <unistd.h>
+
 #define WORKERS_MAX  8U
 #define BUSY_PERCENT 1U
 
@@ -97,6 +99,14 @@ void kvist_workers_destroy(struct kvist_workers **workers_inout)
     KVIST_SIM_REQUIRE(workers->pending == 0);
     free(workers);
     *workers_inout = NULL;
+}
+
+void kvist_workers_make_way(struct kvist_workers *workers, int busy_fd)
+{
+    (void)workers; /* what a step runs is the simulation's choice */
+    if (busy_fd >= 0) {
+        (void)close(busy_fd);
+    }
 }
 
 int kvist_workers_fd(const struct kvist_workers *workers)

@@ -1,4 +1,6 @@
 /* workers: order, limits, hand-back, destroy with work left. */
+#include "proto/base/clock.h"
+#include "storage/busy.h"
 #include "storage/workers.h"
 #include "tests/support/unit.h"
 
@@ -7,7 +9,9 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #define JOBS 1000U
 
@@ -172,6 +176,67 @@ static void idle_priority_hands_jobs_over_together(void)
     kvist_workers_destroy(&workers);
 }
 
+static void say_load(int fd, const char *text)
+{
+    KVIST_TEST_FATAL(ftruncate(fd, 0) == 0 &&
+                     pwrite(fd, text, strlen(text), 0) == (ssize_t)strlen(text));
+}
+
+static void a_host_is_busy_when_more_could_run(void)
+{
+    int fd = memfd_create("load", MFD_CLOEXEC);
+    say_load(fd, "9.10 0.01 0.05 2/500 1234\n");
+    KVIST_TEST_TRUE(!kvist_busy_now(fd, 2));
+    KVIST_TEST_TRUE(kvist_busy_now(fd, 1));
+    say_load(fd, "0.00 0.00 0.00 12/500 1234\n");
+    KVIST_TEST_TRUE(kvist_busy_now(fd, 11) && !kvist_busy_now(fd, 12));
+    say_load(fd, "nonsense");
+    KVIST_TEST_TRUE(!kvist_busy_now(fd, 1));
+    say_load(fd, "");
+    KVIST_TEST_TRUE(!kvist_busy_now(fd, 1) && !kvist_busy_now(-1, 1));
+    (void)close(fd);
+    fd = kvist_busy_open();
+    KVIST_TEST_TRUE(kvist_busy_now(fd, 0)); /* this very thread runs */
+    (void)close(fd);
+}
+
+/* How long one job takes to come back. */
+static uint64_t time_job(struct kvist_workers *workers)
+{
+    struct counted job;
+    counted_init(&job);
+    uint64_t start_us = kvist_clock_now_us();
+    KVIST_TEST_STATUS(kvist_workers_submit(workers, &job.job), KVIST_OK);
+    struct pollfd ready = {.fd = kvist_workers_fd(workers), .events = POLLIN};
+    KVIST_TEST_EQUAL(poll(&ready, 1, 60000), 1);
+    KVIST_TEST_EQUAL(kvist_workers_turn(workers, 1), 1);
+    return kvist_clock_now_us() - start_us;
+}
+
+static void idle_priority_makes_way(void)
+{
+    int fd = memfd_create("load", MFD_CLOEXEC);
+    int load = dup(fd);
+    struct kvist_workers *workers = make(1, true, 4);
+    kvist_workers_make_way(workers, fd);
+    say_load(load, "1.0 1.0 1.0 100000/100000 9\n");
+    KVIST_TEST_TRUE(time_job(workers) >= 18000); /* it goes on all the same, after a while */
+    say_load(load, "1.0 1.0 1.0 0/9 9\n");
+    uint64_t least_us = UINT64_MAX;
+    for (unsigned attempt = 0; attempt < 20; attempt++) {
+        uint64_t us = time_job(workers);
+        least_us = us < least_us ? us : least_us;
+    }
+    KVIST_TEST_TRUE(least_us < 18000);
+    say_load(load, "1.0 1.0 1.0 100000/100000 9\n");
+    static struct counted last;
+    counted_init(&last);
+    KVIST_TEST_STATUS(kvist_workers_submit(workers, &last.job), KVIST_OK);
+    kvist_workers_destroy(&workers);
+    KVIST_TEST_TRUE(last.done);
+    (void)close(load);
+}
+
 static void chain_done(struct kvist_job *job)
 {
     done_count++;
@@ -205,6 +270,8 @@ int main(void)
         {"one thread keeps the order", one_thread_keeps_the_order},
         {"a short turn leaves the fd readable", a_short_turn_leaves_the_fd_readable},
         {"idle priority hands jobs over together", idle_priority_hands_jobs_over_together},
+        {"a host is busy when more could run", a_host_is_busy_when_more_could_run},
+        {"idle priority makes way", idle_priority_makes_way},
         {"done may submit again", done_may_submit_again},
     };
     return kvist_unit_main("workers", cases, sizeof(cases) / sizeof(cases[0]), setup, NULL);
