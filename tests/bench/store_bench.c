@@ -162,8 +162,8 @@ int main(void)
     }
     kvist_test_settle(store);
     static const uint32_t leases[] = {0, 64, 512, 4096, KVIST_LEASES_MAX};
-    static const uint32_t batches[] = {64, 1024};
-    for (unsigned batch = 0; batch < 2; batch++) {
+    static const uint32_t batches[] = {64, 512, 1024};
+    for (unsigned batch = 0; batch < 3; batch++) {
         for (unsigned index = 0; index < 5; index++) {
             number = put_until_evicted(store, engines[0], number, 1);
             measure_evictions(store, pool, engines, leases[index], batches[batch]);
