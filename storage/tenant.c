@@ -3,10 +3,12 @@
  *
  * Role        knows the limits of tenants, and sums up what their pools have.
  * Shares      the arena is shared out max-min by weight between tenants, and within a tenant
- * between its pools (evict.c). A tenant never has more than its quota. As segments come back only
- * when whoever maps them lets go, every other tenant that is configured has a floor, which is kept
- * free for it until it has that much: a sixteenth of the arena, a quarter of an even share if that
- * is less. Threads     loop Limits      KVIST_TENANTS_MAX: those configured, and one for each pool
+ *             between its pools (evict.c). A tenant never has more than its quota. As segments come
+ *             back only when whoever maps them lets go, every other tenant that is configured has a
+ *             floor, which is kept free for it until it has that much: a sixteenth of the arena, a
+ *             quarter of an even share if that is less.
+ * Threads     loop
+ * Limits      KVIST_TENANTS_MAX: those configured, and one for each pool
  */
 #include "storage/internal.h"
 

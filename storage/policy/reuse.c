@@ -18,6 +18,27 @@
  *             hold any longer), an LRU's order is used for a while.
  * Order       each class has a list for each age, to which blocks are added as they are used: a
  *             chain that is touched from its tail lies in one list and goes from its tail
+ * Measured    hits in %, `kvist replay --sweep` on the trace that the Mooncake paper published
+ *             (12,031 requests of a chat service), cache as a share of the distinct blocks; min
+ *             knows the future:
+ *                       1 %    3 %    5 %   10 %   20 %   40 %
+ *               lru     5.3   12.6   19.6   27.9   34.5   36.0
+ *               s3fifo  7.7   15.2   19.2   24.4   30.7   36.0
+ *               reuse  10.3   17.8   22.2   28.9   34.6   36.0
+ *               min    24.6   34.8   36.6   36.6   36.6   36.6
+ *             Of seven synthetic workloads (tests/support/traces.c) with five seeds at the same
+ *             sizes, 204 points, it is 1.9 points above the better of the two on average, up to 28
+ *             (a loop); below it by more than 0.3 at 3: chats that just fit into an LRU (one seed
+ *             of five, -1.0 and -2.5), agents in 584 slots (-0.5). Sparing the newest costs up to
+ *             0.3 points; without, a workload that never came back taught it to evict a block
+ *             before whoever had committed it could find it. In pools of a few hundred slots, where
+ *             what the daemon keeps free (`--headroom`) is as long as a chain, s3fifo finds more: 3
+ *             points in 560 slots, 7 in 512 of which grants held half.
+ * Tried       ghosts in buckets that forget each on its own (up to 3 points less: chains come back
+ *             in parts); classes by the last interval instead of uses (2 to 3 less on Zipf); rates
+ *             by shares of uses instead of occurrence and exposure (1 less when the workload
+ *             changes); ARC, SLRU, W-TinyLFU with a fixed and a climbing window (all below the
+ *             better of the two somewhere, by 2 to 11)
  * Source      J. Gittins, "Bandit processes and dynamic allocation indices", 1979; estimating the
  *             rates from what was evicted: Beckmann et al., "LHD", NSDI '18
  */
