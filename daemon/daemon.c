@@ -21,6 +21,7 @@
 #define STOP_EXTRA_US 30000000ULL /* for closing, after the save */
 
 static const struct timeval at_once = {0, 0};
+static const struct timeval soon = {0, 2000};
 static const struct timeval tick_time = {0, TICK_US};
 
 /* --- Configuration --------------------------------------------------------------------------- */
@@ -155,6 +156,10 @@ static void turn_store(struct kvist_daemon *daemon)
         (void)event_add(daemon->turn, &at_once);
     }
     kvist_fdstore_turn(&daemon->fdstore);
+    kvist_notify_turn(&daemon->notify);
+    if (daemon->notify.waiting > 0 && event_pending(daemon->turn, EV_TIMEOUT, NULL) == 0) {
+        (void)event_add(daemon->turn, &soon); /* what is not stored yet, a kill would lose */
+    }
     daemon->counters.stored_files = daemon->fdstore.count;
     daemon->counters.stored_files_max = daemon->fdstore.max;
     daemon->counters.notices_waiting = daemon->notify.waiting;
@@ -233,7 +238,6 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
     turn_store(daemon);
     (void)watch_store(daemon);
     kvist_server_tick(&daemon->server, now_us);
-    kvist_notify_turn(&daemon->notify);
     if (daemon->alive_interval_us != 0 && now_us - daemon->alive_us >= daemon->alive_interval_us &&
         kvist_notify_alive(&daemon->notify)) {
         daemon->alive_us = now_us;

@@ -2,11 +2,14 @@
  * notify - what kvistd tells the service manager.
  *
  * Role        sends sd_notify(3)'s messages, fds with them, and never waits for the manager to
- * read. Without $NOTIFY_SOCKET every call does nothing. Waiting     what the manager's socket does
- * not take waits here, in the order in which it was said, and is tried again each tick. Fds wait as
- * duplicates. Ownership   owns the socket and what waits Threads     loop Limits
- * KVIST_NOTIFY_WAITING_MAX messages wait, KVIST_NOTIFY_WORDS_MAX of them mere words; what is beyond
- * that is dropped, and counted Source      sd_notify(3), sd_watchdog_enabled(3), unix(7)
+ *             read. Without $NOTIFY_SOCKET every call does nothing.
+ * Waiting     what the manager's socket does not take waits here, in the order in which it was
+ *             said, and is tried again every 2 ms. Fds wait as duplicates.
+ * Ownership   owns the socket and what waits
+ * Threads     loop
+ * Limits      KVIST_NOTIFY_WAITING_MAX messages wait, KVIST_NOTIFY_WORDS_MAX of them mere words;
+ *             what is beyond that is dropped, and counted
+ * Source      sd_notify(3), sd_watchdog_enabled(3), unix(7)
  */
 #ifndef KVIST_DAEMON_NOTIFY_H
 #define KVIST_DAEMON_NOTIFY_H
@@ -59,7 +62,7 @@ kvist_notify_send(struct kvist_notify *notify, const char *text, int fd);
 /** Take back the first waiting message that begins so. @return whether there was one */
 bool kvist_notify_withdraw(struct kvist_notify *notify, const char *beginning);
 
-/** Send what waits. To be called each tick. */
+/** Send what waits. To be called again soon while something does. */
 void kvist_notify_turn(struct kvist_notify *notify);
 
 void kvist_notify_ready(struct kvist_notify *notify, const char *status);

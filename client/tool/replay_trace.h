@@ -6,7 +6,8 @@
  *             prefixes. Other members may be anything; empty lines are skipped.
  * Units       blocks are renumbered from 0, in the order in which they first appear
  * Limits      KVIST_REPLAY_ACCESSES_MAX, as many requests, KVIST_REPLAY_LINE_MAX; 4 bytes a block
- * of a request, 20 to 40 a distinct block Errors      INVALID names the line
+ *             of a request, 20 to 40 a distinct block
+ * Errors      INVALID names the line
  */
 #ifndef KVIST_TOOL_REPLAY_TRACE_H
 #define KVIST_TOOL_REPLAY_TRACE_H
