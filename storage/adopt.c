@@ -10,6 +10,9 @@
  *             the pool's generation; else RETIRED, free once no lease names it, when an entry names
  *             it all the same; else GRANTED when the map says so and its session lives; else FREE
  *             when the map says so; else RETIRED
+ * Kills       what a reader could find is READY by that rule at every moment, but for what is being
+ *             dropped: a slot says READY before an entry names it, a READY entry is not written again
+ *             but to hide it, slots are raised to a generation before their pool is
  * NVMe        entries of blocks that are on NVMe are dropped, and come back when the tier reads its
  *             index: so none is believed that the tier does not have
  * Cost        O(slots + index); no block is touched
@@ -219,6 +222,14 @@ static enum kvist_status adopt_segment(struct adopter *adopter,
     return status;
 }
 
+/* A slot of a later generation than its pool's is of this one: the old store died while it raised
+   both, and the slots come first. */
+static bool is_current(const struct kvist_store_pool *pool, const struct kvist_slot_entry *slot)
+{
+    return atomic_load_explicit(&slot->pool_generation, memory_order_relaxed) >=
+           pool->about.generation;
+}
+
 /* Whether entry and slot name each other, in the pool's present generation. */
 static bool is_published(const struct kvist_store_pool *pool,
                          uint32_t position,
@@ -226,16 +237,13 @@ static bool is_published(const struct kvist_store_pool *pool,
 {
     const struct kvist_slot_entry *slot = &pool->map.slots[entry->slot];
     uint64_t block_bytes = kvist_slot_block_bytes(pool, entry->slot);
-    uint64_t generation = atomic_load_explicit(&slot->pool_generation, memory_order_relaxed);
     return word(&slot->state) == KVIST_SLOT_READY && word(&slot->entry) == position &&
            kvist_slot_generation(pool, entry->slot) == entry->generation &&
-           generation == pool->about.generation && block_bytes > 0 &&
-           block_bytes <= pool->about.slot_bytes;
+           is_current(pool, slot) && block_bytes > 0 && block_bytes <= pool->about.slot_bytes;
 }
 
-/* A slot that is named by an entry and not READY by it may be leased: it is CLASHED, and retires. So
-   does one whose commit the old store died in: the block may have been found already. */
-static bool keep_entry(void *ctx, uint32_t position, struct kvist_entry_copy *entry)
+/* A slot that is named by an entry and not READY by it may be leased: it is CLASHED, and retires. */
+static bool keep_entry(void *ctx, uint32_t position, const struct kvist_entry_copy *entry)
 {
     struct kvist_store_pool *pool = ctx;
     uint64_t *dropped = &pool->store->adoption.blocks_dropped;
@@ -250,7 +258,6 @@ static bool keep_entry(void *ctx, uint32_t position, struct kvist_entry_copy *en
     struct kvist_slot *slot = &pool->slots[entry->slot];
     if (slot->entry == KVIST_ENTRY_NONE && is_published(pool, position, entry)) {
         slot->entry = position;
-        entry->extent = 0;
         return true;
     }
     if (slot->entry < CLASHED) { /* whose bytes are these? */
@@ -497,11 +504,14 @@ static bool claim(struct kvist_store_pool *pool, uint32_t slot)
 static enum kvist_slot_state judge_slot(struct kvist_store_pool *pool, uint32_t slot)
 {
     struct kvist_slot *info = &pool->slots[slot];
-    const struct kvist_slot_entry *entry = &pool->map.slots[slot];
-    bool current = atomic_load_explicit(&entry->pool_generation, memory_order_relaxed) ==
-                   pool->about.generation;
+    struct kvist_slot_entry *entry = &pool->map.slots[slot];
     uint32_t state = word(&entry->state);
-    info->epoch = current ? pool->epoch : pool->epoch - 1;
+    info->epoch = pool->epoch - 1;
+    if (is_current(pool, entry)) {
+        info->epoch = pool->epoch;
+        atomic_store_explicit(
+            &entry->pool_generation, pool->about.generation, memory_order_relaxed);
+    }
     info->next = KVIST_SLOT_NONE;
     if (info->entry < CLASHED) {
         return KVIST_SLOT_READY;

@@ -35,17 +35,15 @@ static enum kvist_status publish(struct kvist_store_session *session,
         .parent_tag = commit->parent_tag,
     };
     memcpy(entry.key, commit->key, sizeof(entry.key));
-    kvist_slot_prepare(pool, commit->slot, commit->block_bytes);
-    if (position != KVIST_ENTRY_NONE) {
-        kvist_map_write(&pool->map, position, &entry);
-    } else {
-        position = kvist_map_insert(&pool->map, &entry);
+    if (position == KVIST_ENTRY_NONE) {
+        position = kvist_map_place(&pool->map, entry.key);
     }
     if (position == KVIST_ENTRY_NONE) {
         stats->index_full_total++;
         return KVIST_NO_SPACE;
     }
-    kvist_slot_publish(pool, commit->slot, position, entry.key[0]);
+    kvist_slot_prepare(pool, commit->slot, commit->block_bytes);
+    kvist_slot_publish(pool, commit->slot, position, &entry);
     return KVIST_OK;
 }
 

@@ -502,11 +502,11 @@ uint32_t kvist_slot_take(struct kvist_store_pool *pool,
                          enum kvist_slot_state state);
 /* Say what is in a slot, before an index entry names it. */
 void kvist_slot_prepare(struct kvist_store_pool *pool, uint32_t slot, uint64_t block_bytes);
-/* GRANTED or LOADING -> READY: the index entry at that position names it. */
+/* GRANTED or LOADING -> READY; then the index entry, to be written at that position, names it. */
 void kvist_slot_publish(struct kvist_store_pool *pool,
                         uint32_t slot,
                         uint32_t position,
-                        uint64_t key_tag);
+                        const struct kvist_entry_copy *entry);
 /* READY -> RETIRED; and back. The policy still knows it. */
 void kvist_slot_retire(struct kvist_store_pool *pool, uint32_t slot);
 void kvist_slot_restore(struct kvist_store_pool *pool, uint32_t slot);

@@ -201,17 +201,45 @@ void kvist_map_write(struct kvist_map *map, uint32_t position, const struct kvis
     }
 }
 
-uint32_t kvist_map_insert(struct kvist_map *map, const struct kvist_entry_copy *entry)
+static void note_here(struct kvist_map *map, uint32_t position, uint32_t extent)
 {
-    uint32_t position = kvist_index_home(entry->key, map->seed, map->capacity);
+    atomic_store_explicit(&map->index[position].extent, extent, memory_order_relaxed);
+}
+
+void kvist_map_note_extent(struct kvist_map *map, uint32_t position, uint32_t extent)
+{
+    KVIST_CHECK(position < map->capacity && state_of(map, position) >= KVIST_ENTRY_READY);
+    note_here(map, position, extent);
+    if (map->next != NULL && position < map->carried) {
+        struct kvist_entry_copy entry;
+        uint8_t key[KVIST_KEY_BYTES];
+        kvist_map_read(map, position, &entry);
+        memcpy(key, entry.key, sizeof(key));
+        position = kvist_map_find(map->next, key, &entry);
+        KVIST_CHECK(position != KVIST_ENTRY_NONE);
+        note_here(map->next, position, extent);
+    }
+}
+
+uint32_t kvist_map_place(const struct kvist_map *map, const uint64_t key[4])
+{
+    uint32_t position = kvist_index_home(key, map->seed, map->capacity);
     for (unsigned probe = 0; probe < KVIST_INDEX_PROBE_MAX; probe++) {
         if (state_of(map, position) <= KVIST_ENTRY_TOMBSTONE) {
-            kvist_map_write(map, position, entry);
             return position;
         }
         position = (position + 1) & (map->capacity - 1);
     }
     return KVIST_ENTRY_NONE;
+}
+
+uint32_t kvist_map_insert(struct kvist_map *map, const struct kvist_entry_copy *entry)
+{
+    uint32_t position = kvist_map_place(map, entry->key);
+    if (position != KVIST_ENTRY_NONE) {
+        kvist_map_write(map, position, entry);
+    }
+    return position;
 }
 
 static void make_empty(struct kvist_map *map, uint32_t position)
@@ -280,7 +308,6 @@ uint32_t kvist_map_sift(struct kvist_map *map, kvist_map_keep_fn *keep, void *ct
             continue;
         }
         struct kvist_entry_copy entry = tombstone;
-        uint32_t extent = atomic_load_explicit(&shared->extent, memory_order_relaxed);
         whole = whole && kvist_entry_read(shared, &entry) && entry.state <= KVIST_ENTRY_LOADING &&
                 (entry.state == KVIST_ENTRY_TOMBSTONE || stands_once(map, position, &entry));
         broken += !whole;
@@ -291,9 +318,7 @@ uint32_t kvist_map_sift(struct kvist_map *map, kvist_map_keep_fn *keep, void *ct
             map->tombstones++;
             continue;
         }
-        if (entry.extent != extent) {
-            kvist_entry_write(shared, &entry);
-        }
+        note_here(map, position, 0);
         map->live++;
     }
     return broken;

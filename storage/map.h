@@ -72,11 +72,12 @@ KVIST_MUST_USE enum kvist_status kvist_map_adopt(
 
 /**
  * Go through an adopted index and count it: entries that were being written, or that `keep` does
- * not want, become tombstones. So does a key that stands a second time.
+ * not want, become tombstones. So does a key that stands a second time. None of the others has an
+ * extent after that.
  *
  * @return how many were dropped without asking `keep`
  */
-typedef bool kvist_map_keep_fn(void *ctx, uint32_t position, struct kvist_entry_copy *entry);
+typedef bool kvist_map_keep_fn(void *ctx, uint32_t position, const struct kvist_entry_copy *entry);
 uint32_t kvist_map_sift(struct kvist_map *map, kvist_map_keep_fn *keep, void *ctx);
 
 /** From here on the map is a private copy: readers see no change any more. */
@@ -91,10 +92,13 @@ static inline uint32_t kvist_map_find(const struct kvist_map *map,
 }
 
 /**
- * Insert a key that is not there.
+ * Where a key that is not there is to be written.
  *
  * @return position, or KVIST_ENTRY_NONE when the probe sequence is full: grow, or do without
  */
+uint32_t kvist_map_place(const struct kvist_map *map, const uint64_t key[4]);
+
+/** Insert a key that is not there. @return as of kvist_map_place() */
 uint32_t kvist_map_insert(struct kvist_map *map, const struct kvist_entry_copy *entry);
 
 /** The entry at a position of this map. */
@@ -102,10 +106,14 @@ void kvist_map_read(const struct kvist_map *map,
                     uint32_t position,
                     struct kvist_entry_copy *copy_out);
 
-/** Overwrite the entry at a position; it keeps its key. TOMBSTONE hides it, and may be undone. */
+/** Write the entry at a position: one that is placed there, or that keeps its key. TOMBSTONE hides
+    it, and may be undone. Meanwhile it is a miss, and lost when the writer is killed. */
 void kvist_map_write(struct kvist_map *map,
                      uint32_t position,
                      const struct kvist_entry_copy *entry);
+
+/** Note where on NVMe the block of a live entry is, 0: nowhere. It is found all the time. */
+void kvist_map_note_extent(struct kvist_map *map, uint32_t position, uint32_t extent);
 
 /** Free a hidden entry for good: hiding can no longer be undone here or at an earlier position. */
 void kvist_map_settle(struct kvist_map *map, uint32_t position);

@@ -393,14 +393,15 @@ static void put_done(void *ctx, enum kvist_status status, const struct kvist_tie
 
 void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation)
 {
-    pool->about.generation = generation;
-    atomic_store_explicit(&pool->map.header->generation, generation, memory_order_relaxed);
+    /* The slots first: in no moment are they of an earlier generation than the pool. */
     for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
         if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_FREE) {
             atomic_store_explicit(
                 &pool->map.slots[slot].pool_generation, generation, memory_order_relaxed);
         }
     }
+    pool->about.generation = generation;
+    atomic_store_explicit(&pool->map.header->generation, generation, memory_order_release);
 }
 
 bool kvist_pool_is_settling(const struct kvist_store_pool *pool)

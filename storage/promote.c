@@ -95,8 +95,7 @@ static bool publish(struct kvist_load *load, const struct kvist_tier_block *bloc
     atomic_store_explicit(&slot->flags, KVIST_SLOT_CHECKSUMMED, memory_order_release);
     entry.state = KVIST_ENTRY_READY;
     entry.generation = kvist_slot_generation(pool, load->slot);
-    kvist_map_write(&pool->map, position, &entry);
-    kvist_slot_publish(pool, load->slot, position, entry.key[0]);
+    kvist_slot_publish(pool, load->slot, position, &entry);
     return true;
 }
 
@@ -426,8 +425,7 @@ static void add_block(struct kvist_store_pool *pool, const struct kvist_tier_blo
     uint32_t position = kvist_map_find(&pool->map, block->key, &entry);
     if (position != KVIST_ENTRY_NONE) {
         if (entry.extent == 0) {
-            entry.extent = block->extent;
-            kvist_map_write(&pool->map, position, &entry);
+            kvist_map_note_extent(&pool->map, position, block->extent);
             pool->nvme_blocks++;
         }
         return;
@@ -479,11 +477,10 @@ static void drop_copy(struct kvist_store_pool *pool, const struct kvist_tier_blo
         return;
     }
     pool->nvme_blocks--;
-    entry.extent = 0;
     if (entry.state == KVIST_ENTRY_NVME) {
         kvist_map_remove(&pool->map, position);
     } else {
-        kvist_map_write(&pool->map, position, &entry);
+        kvist_map_note_extent(&pool->map, position, 0);
     }
 }
 
@@ -505,8 +502,7 @@ static void block_moved(void *ctx, const struct kvist_tier_block *block, uint32_
     uint32_t position =
         pool == NULL ? KVIST_ENTRY_NONE : kvist_map_find(&pool->map, block->key, &entry);
     if (position != KVIST_ENTRY_NONE && entry.extent == extent_before && extent_before != 0) {
-        entry.extent = block->extent;
-        kvist_map_write(&pool->map, position, &entry);
+        kvist_map_note_extent(&pool->map, position, block->extent);
     }
 }
 

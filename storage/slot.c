@@ -143,15 +143,17 @@ void kvist_slot_prepare(struct kvist_store_pool *pool, uint32_t slot, uint64_t b
 void kvist_slot_publish(struct kvist_store_pool *pool,
                         uint32_t slot,
                         uint32_t position,
-                        uint64_t key_tag)
+                        const struct kvist_entry_copy *entry)
 {
     pool->slots[slot].entry = position;
-    struct kvist_slot_entry *entry = &pool->map.slots[slot];
-    atomic_store_explicit(&entry->entry, position, memory_order_relaxed);
-    atomic_store_explicit(&entry->reservation, 0, memory_order_relaxed);
+    struct kvist_slot_entry *shared = &pool->map.slots[slot];
+    atomic_store_explicit(&shared->entry, position, memory_order_relaxed);
+    atomic_store_explicit(&shared->reservation, 0, memory_order_relaxed);
     set_state(pool, slot, KVIST_SLOT_READY);
+    /* Last: what was found is a block to the next daemon, too, when this one is killed. */
+    kvist_map_write(&pool->map, position, entry);
     pool->block_bytes_ready += kvist_slot_block_bytes(pool, slot);
-    pool->ops->insert(pool->policy, slot, key_tag);
+    pool->ops->insert(pool->policy, slot, entry->key[0]);
 }
 
 void kvist_slot_retire(struct kvist_store_pool *pool, uint32_t slot)

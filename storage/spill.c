@@ -350,8 +350,7 @@ static void note_copy(struct kvist_spill *spill, uint32_t extent)
     uint32_t position = pool->slots[spill->slot].entry;
     kvist_map_read(&pool->map, position, &entry);
     pool->nvme_blocks += entry.extent == 0;
-    entry.extent = extent;
-    kvist_map_write(&pool->map, position, &entry);
+    kvist_map_note_extent(&pool->map, position, extent);
     store->stats.spills_total++;
     store->stats.spill_bytes_total += spill->block.block_bytes;
     store->spill_wait_us = 0;

@@ -30,6 +30,8 @@
  *             saw a field of a newer write, the two fences make the newer odd sequence visible to
  *             its second load, so a torn entry is never believed. A writer that died within a write
  *             leaves the entry odd: a miss, until the next daemon adopts the map and drops it.
+ *             So a READY entry is written only to hide it, or to publish it again. `extent` is the
+ *             daemon's own note, a word that is meaningful alone: it changes without the sequence.
  *   Lease against eviction: store buffering (Dekker) resolved by two sequentially consistent
  *     fences, one on either side.
  *     engine: write the lease record; FENCE; read the entry again and the map's `moved` flag.
@@ -156,7 +158,8 @@ struct kvist_index_entry {
     _Atomic uint32_t sequence;   /* odd: being written */
     _Atomic uint32_t state;      /* enum kvist_entry_state */
     _Atomic uint32_t slot;       /* READY: segment * slots_per_segment + slot within it */
-    _Atomic uint32_t extent;     /* != 0: the block is also, or only, in this extent on NVMe */
+    _Atomic uint32_t extent;     /* != 0: the block is also, or only, in this extent on NVMe; not
+                                    under the sequence */
     _Atomic uint64_t generation; /* READY: of the slot */
     _Atomic uint64_t parent_tag; /* first 8 bytes of the parent's key, 0 for a root; a hint */
     _Atomic uint64_t key[4];

@@ -53,12 +53,12 @@ LIBC = set(
     locale malloc math mntent net/if netdb netinet/in netinet/tcp paths poll pthread pwd regex sched
     semaphore setjmp signal spawn stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib
     stdnoreturn string strings sys/auxv sys/epoll sys/eventfd sys/file sys/inotify sys/ioctl
-    sys/mman sys/mount sys/param sys/pidfd sys/poll sys/prctl sys/random sys/resource sys/select
-    sys/sendfile sys/signalfd sys/socket sys/stat sys/statfs sys/statvfs sys/syscall sys/sysinfo
-    sys/sysmacros sys/time sys/timerfd sys/types sys/ucontext sys/uio sys/un sys/user sys/utsname
-    sys/vfs sys/wait sys/xattr syscall sysexits syslog termios threads time uchar ucontext unistd
-    utime wchar wctype execinfo cpuid immintrin emmintrin arm_neon cstddef cstdint cstring cstdio
-    """.split()
+    sys/mman sys/mount sys/param sys/pidfd sys/poll sys/prctl sys/ptrace sys/random sys/resource
+    sys/select sys/sendfile sys/signalfd sys/socket sys/stat sys/statfs sys/statvfs sys/syscall
+    sys/sysinfo sys/sysmacros sys/time sys/timerfd sys/types sys/ucontext sys/uio sys/un sys/user
+    sys/utsname sys/vfs sys/wait sys/xattr syscall sysexits syslog termios threads time uchar ucontext
+    unistd utime wchar wctype execinfo cpuid immintrin emmintrin arm_neon cstddef cstdint cstring
+    cstdio """.split()
 )
 
 FILE_LINES_MAX = 800

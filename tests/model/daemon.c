@@ -226,8 +226,8 @@ void kvist_daemon_publish(uint32_t slot, uint32_t block)
     kvist_world_key(block, key);
     memcpy(entry.key, key, sizeof(entry.key));
     kvist_slot_prepare(&side.pool, slot, block);
-    uint32_t position = kvist_map_insert(&side.pool.map, &entry);
-    kvist_slot_publish(&side.pool, slot, position, entry.key[0]);
+    uint32_t position = kvist_map_place(&side.pool.map, entry.key);
+    kvist_slot_publish(&side.pool, slot, position, &entry);
 }
 
 bool kvist_daemon_commit(uint32_t slot, uint32_t block)

@@ -397,7 +397,7 @@ static void two_entries_of_one_slot_are_both_dropped(void)
     KVIST_TEST_EQUAL(count_right(0, 20), 18);
 }
 
-/* Killed between the index entry and the slot: others may have leased the block already. */
+/* An index entry and a grant of one slot: others may have leased the block already. */
 static void half_a_commit_is_not_granted_again(void)
 {
     put(0, 3);

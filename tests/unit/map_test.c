@@ -220,11 +220,7 @@ static void what_changes_while_it_grows_changes_in_both(void)
     for (uint64_t number = 0; number < 100; number++) {
         kvist_map_remove(&map, find(number));
         KVIST_TEST_TRUE(insert(1000 + number) != KVIST_ENTRY_NONE);
-        struct kvist_entry_copy entry;
-        uint32_t position = find(200 + number);
-        kvist_map_read(&map, position, &entry);
-        entry.extent = (uint32_t)number + 1;
-        kvist_map_write(&map, position, &entry);
+        kvist_map_note_extent(&map, find(200 + number), (uint32_t)number + 1);
         KVIST_TEST_TRUE(kvist_map_check(&map) == NULL);
     }
     KVIST_TEST_STATUS(kvist_map_grow(&map, 2, CAPACITY / 2, note_positions, &map, &moved, NULL),
