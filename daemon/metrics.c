@@ -66,6 +66,9 @@ static const char *find_fault(const struct kvist_metrics *metrics,
     if (stats->has_tier && stats->tier.degraded[0] != '\0') {
         return stats->tier.degraded;
     }
+    if (stats->arena_used_bytes > stats->arena_bytes) {
+        return "more memory is in use than memory.arena_bytes allows: engines have not let go of it";
+    }
     if (metrics->files_max < FILES_WANTED) {
         return "the limit of open files is low: raise LimitNOFILE";
     }

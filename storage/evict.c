@@ -492,7 +492,8 @@ static void shrink(struct kvist_store *store, const struct kvist_tenant *tenant)
     }
     (void)kvist_evict_count_leases(store, NULL);
     struct kvist_segment *segment = choose_segment(best);
-    if (segment == NULL) {
+    if (segment == NULL) { /* what engines were granted is in all of them */
+        (void)kvist_grant_recall(best);
         best->keeps_until_us = store->now_us + KVIST_KEEPS_US;
         store->shrink_after_us = store->now_us + KVIST_TAKE_RETRY_US;
         return;
@@ -500,12 +501,22 @@ static void shrink(struct kvist_store *store, const struct kvist_tenant *tenant)
     give_up(best, segment);
 }
 
+static bool is_over_arena(const struct kvist_store *store)
+{
+    return store->used_bytes - store->draining_bytes > store->options.arena_bytes;
+}
+
+bool kvist_evict_is_over(const struct kvist_store_pool *pool)
+{
+    return is_over_arena(pool->store) || kvist_tenant_is_over_quota(pool->tenant);
+}
+
 void kvist_evict_shrink(struct kvist_store *store)
 {
     if (store->now_us < store->shrink_after_us) {
         return;
     }
-    if (store->used_bytes - store->draining_bytes > store->options.arena_bytes) {
+    if (is_over_arena(store)) {
         shrink(store, NULL);
     }
     for (uint32_t index = 0; index < store->tenant_count; index++) {

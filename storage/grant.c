@@ -31,13 +31,20 @@ void kvist_grant_begin(struct kvist_attachment *attachment, uint64_t now_us)
     attachment->fresh_count = KVIST_GRANT_START;
 }
 
+/* As many as the pool may have; it may be of a time when the arena was larger. */
+static uint32_t slots_of_arena(const struct kvist_store_pool *pool)
+{
+    uint64_t slots = pool->store->options.arena_bytes / pool->about.slot_bytes;
+    return slots < pool->slot_max ? (uint32_t)slots : pool->slot_max;
+}
+
 /* While the arena has room, grants cost nothing: each writer may hold half of what it would get if
    the arena were shared out evenly among all writers and one more. Without room every grant takes
    the place of a block: half of the pool alone, at most an eighth beside other writers of it. */
 static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t ordinal, bool room)
 {
     const struct kvist_store_pool *pool = session->attachments[ordinal].pool;
-    uint32_t bound = pool->slot_max / (2 * (session->store->writer_count + 1));
+    uint32_t bound = slots_of_arena(pool) / (2 * (session->store->writer_count + 1));
     if (!room) {
         uint32_t slots = kvist_evict_slot_count(pool);
         uint32_t part = pool->writer_count <= 1 ? 2 : 8;
@@ -49,15 +56,19 @@ static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t 
     return bound < tickets ? bound : tickets;
 }
 
-/* What a writer is to hold now. Without room all that use nothing share 1/IDLE_PART of the arena.
- */
+/* What a writer is to hold now. Without room all that use nothing share 1/IDLE_PART of the arena;
+   while memory must be given back, nobody has more than what keeps it going. */
 static uint32_t wanted(const struct kvist_store_session *session, uint32_t ordinal)
 {
     const struct kvist_attachment *attachment = &session->attachments[ordinal];
+    if (kvist_evict_is_over(attachment->pool)) {
+        return KVIST_GRANT_FLOOR;
+    }
     bool room = kvist_evict_has_room(attachment->pool);
     uint32_t least = KVIST_GRANT_START;
     if (!room) {
-        uint32_t idle = attachment->pool->slot_max / (IDLE_PART * session->store->writer_count);
+        uint32_t idle =
+            slots_of_arena(attachment->pool) / (IDLE_PART * session->store->writer_count);
         least = idle < least ? idle : least;
         least = least < KVIST_GRANT_FLOOR ? KVIST_GRANT_FLOOR : least;
     }
@@ -103,8 +114,8 @@ static void turn_window(struct kvist_attachment *attachment, uint64_t now_us)
     }
 }
 
-/* Ask for what one writer of the pool holds beyond what it is to hold. @return whether it may come
- */
+/* Ask for what one writer of the pool holds beyond what it is to hold; for all of it where memory
+   must be given back, for one slot holds a segment. @return whether it may come */
 static bool recall(struct kvist_store_session *session, uint32_t ordinal)
 {
     struct kvist_store *store = session->store;
@@ -113,7 +124,7 @@ static bool recall(struct kvist_store_session *session, uint32_t ordinal)
     if (!attachment->writes) {
         return false; /* without a writer in the store there is nothing to share */
     }
-    uint32_t target = wanted(session, ordinal);
+    uint32_t target = kvist_evict_is_over(attachment->pool) ? 0 : wanted(session, ordinal);
     if (scheduler == NULL || !scheduler->loans[ordinal].attached ||
         attachment->granted_count <= target + target / 4) {
         return false;

@@ -664,8 +664,10 @@ uint32_t kvist_evict_slots(struct kvist_store_pool *pool,
 void kvist_evict_scan(struct kvist_store_pool *pool);
 /* Count leased slots of every pool, and those of one session when it is not NULL. */
 uint64_t kvist_evict_count_leases(struct kvist_store *store, struct kvist_store_session *session);
-/* More was adopted than the arena may have: a segment at a time is given back. */
+/* More was adopted than the arena may have, or a quota was lowered: a segment at a time is given
+   back. Whether the pool has a part in that. */
 void kvist_evict_shrink(struct kvist_store *store);
+bool kvist_evict_is_over(const struct kvist_store_pool *pool);
 void kvist_evict_turn(struct kvist_store_pool *pool);
 void kvist_evict_turn_retired(struct kvist_store *store);
 

@@ -57,6 +57,23 @@ class Warm(harness.Case):
         service.wait(lambda: sum(service.stored().values()) == self.metrics()["stored_files"], 60,
                      "all is stored, and nothing else")
 
+    def restart_with(self, service, arena):
+        """Kill kvistd; the next one has another arena size."""
+        service.command[service.command.index("--arena") + 1] = arena
+        service.kill()
+        service.wait_ready()
+
+    def wait_until(self, holds, what):
+        deadline = time.monotonic() + 60
+        while not holds():
+            self.assertLess(time.monotonic(), deadline, what)
+            time.sleep(0.02)
+
+    def health(self):
+        with wire.Peer(self.socket) as peer:
+            peer.hello()
+            return peer.stat()[1]
+
     def all_right(self, engine, first, count):
         self.assertEqual(engine.numbers("get", first, count),
                          {"right": count, "miss": 0, "wrong": 0})
@@ -148,16 +165,27 @@ class Kill(Warm):
         engine = self.engine()
         self.assertEqual(engine.ask("put", 0, 400), "ok")
         self.assertEqual(engine.close(), 0)
-        service.command[service.command.index("--arena") + 1] = "32M"
-        service.kill()
-        service.wait_ready()
+        self.restart_with(service, "32M")
         self.assertEqual(self.metrics()["adopted_blocks"], 400)
-        deadline = time.monotonic() + 30
-        while self.metrics()["arena_used_bytes"] > 32 << 20 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        metrics = self.metrics()
-        self.assertLessEqual(metrics["arena_used_bytes"], 32 << 20)
-        self.assertGreater(metrics["slots_ready"], 200)
+        self.wait_until(lambda: self.metrics()["arena_used_bytes"] <= 32 << 20, "it shrinks")
+        self.assertGreater(self.metrics()["slots_ready"], 200)
+
+    def test_a_smaller_arena_takes_what_engines_do_not_use(self):
+        service = self.service(arena="128M")
+        engines = [self.engine() for _ in range(16)]
+        self.wait_until(lambda: self.metrics()["arena_used_bytes"] > 64 << 20, "it is granted")
+        engines[0].process.send_signal(signal.SIGSTOP)
+        self.restart_with(service, "32M")
+        for engine in engines[1:]:
+            self.assertEqual(engine.ask("wait", 30), "ok")
+        self.wait_until(lambda: self.health().startswith("degraded: more memory"), "health says so")
+        self.assertGreater(self.metrics()["arena_used_bytes"], 32 << 20)
+        self.wait_until(lambda: "health=\"degraded: more memory" in service.text(), "it is logged")
+        engines[0].process.send_signal(signal.SIGCONT)
+        self.wait_until(lambda: self.metrics()["arena_used_bytes"] <= 32 << 20, "it shrinks")
+        self.assertEqual(self.health(), "ok")
+        for number, engine in enumerate(engines):
+            self.assertEqual(engine.ask("put", number, 1), "ok")
 
 
 class Swapped(Warm):

@@ -549,43 +549,6 @@ static void a_segment_is_lent_only_once_it_is_safe(void)
     kvist_test_engine_close(&second);
 }
 
-static void a_smaller_arena_takes_the_rest_back(void)
-{
-    struct kvist_test_engine *second = NULL;
-    uint32_t place = 0;
-    kvist_test_engine_close(&engine);
-    kvist_store_close(&store);
-    options.arena_bytes = 2 * ARENA;
-    open_store();
-    engine = kvist_test_engine_open(store, 1, 1);
-    ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
-    second = kvist_test_engine_open(store, 3, 1);
-    place = kvist_test_engine_attach(second, kvist_test_pool_open(store, 3, SLOT_BYTES));
-    for (uint64_t number = 0; number < 300; number++) {
-        if (number % 16 == 0) {
-            kvist_test_settle(store);
-        }
-        (void)kvist_test_engine_put(engine, ordinal, number, SLOT_BYTES);
-        (void)kvist_test_engine_put(second, place, number, SLOT_BYTES);
-    }
-    KVIST_TEST_TRUE(store->used_bytes > ARENA);
-    kvist_test_engine_close(&second); /* its pool is idle from now on */
-    uint32_t granted = pool_now()->counts[KVIST_SLOT_GRANTED];
-    options.arena_bytes = ARENA;
-    restart_warm();
-    KVIST_TEST_TRUE(store->used_bytes > ARENA);
-    kvist_test_engine_adopt(engine, store);
-    uint64_t ready = pool_now()->counts[KVIST_SLOT_READY];
-    uint64_t deadline_us = kvist_clock_now_us() + 20000000;
-    while (store->used_bytes > ARENA && kvist_clock_now_us() < deadline_us) {
-        kvist_test_settle(store);
-        kvist_test_engine_unmap_revoked(engine);
-    }
-    KVIST_TEST_TRUE(store->used_bytes <= ARENA);
-    KVIST_TEST_TRUE(engine->pools[ordinal].grant_count <= granted); /* as before, not as if new */
-    KVIST_TEST_TRUE(pool_now()->counts[KVIST_SLOT_READY] > ready / 2);
-}
-
 /* --- Leaving ----------------------------------------------------------------------------------- */
 
 static void leave_is_a_kill_with_good_manners(void)
@@ -783,7 +746,6 @@ int main(void)
         {"daemons that die of it stop trying", daemons_that_die_of_it_stop_trying},
         {"what cannot be kept is refused", what_cannot_be_kept_is_refused},
         {"a segment is lent only once it is safe", a_segment_is_lent_only_once_it_is_safe},
-        {"a smaller arena takes the rest back", a_smaller_arena_takes_the_rest_back},
         {"leave is a kill with good manners", leave_is_a_kill_with_good_manners},
         {"a failed start leaves all for the next", a_failed_start_leaves_all_for_the_next},
         {"failing calls are survived", failing_calls_are_survived},

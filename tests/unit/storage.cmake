@@ -5,6 +5,7 @@ target_link_libraries(kvist_test_engine PUBLIC kvist_storage kvist_key kvist_tes
 kvist_add_unit(adopt unit/adopt_test.c kvist_test_engine)
 kvist_add_unit(kept unit/kept_test.c kvist_test_engine)
 kvist_add_unit(adopt_kill unit/adopt_kill_test.c kvist_test_engine)
+kvist_add_unit(adopt_size unit/adopt_size_test.c kvist_test_engine)
 kvist_add_unit(detach unit/detach_test.c kvist_test_engine)
 kvist_add_unit(evict unit/evict_test.c kvist_test_engine)
 kvist_add_unit(tenant unit/tenant_test.c kvist_test_engine)
