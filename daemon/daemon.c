@@ -471,6 +471,23 @@ static void on_kept(void *ctx, uint64_t safe)
     (void)event_add(daemon->turn, &at_once);
 }
 
+/* What another arena_bytes means for the pools that are there. */
+static void log_resize(const struct kvist_daemon *daemon, const struct kvist_adoption *adoption)
+{
+    if (adoption->arena_bytes != daemon->arena_bytes) {
+        kvist_log(KVIST_LOG_INFO,
+                  "the arena has another size than before arena_bytes=%llu before_bytes=%llu",
+                  (unsigned long long)daemon->arena_bytes,
+                  (unsigned long long)adoption->arena_bytes);
+    }
+    if (adoption->pools_bound > 0) {
+        kvist_log(KVIST_LOG_WARN,
+                  "pools are cut into segments of a smaller arena and cannot fill this one alone; "
+                  "they can after kvistd was stopped, not restarted pools=%u",
+                  adoption->pools_bound);
+    }
+}
+
 /* One line that says what a restart has cost. */
 static void log_adoption(const struct kvist_daemon *daemon)
 {
@@ -492,6 +509,7 @@ static void log_adoption(const struct kvist_daemon *daemon)
                   adoption.segments,
                   adoption.sessions,
                   (unsigned long long)(adoption.took_us / 1000));
+        log_resize(daemon, &adoption);
     } else if (adoption.why[0] != '\0') {
         kvist_log(KVIST_LOG_WARN,
                   "starting without what kvistd had left reason=\"%s\" released_bytes=%llu",
@@ -552,7 +570,8 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .tier = config->nvme_path[0] != '\0' ? &tier : NULL,
         .events = kvist_push_events,
         .keeper = {.keep = daemon->fdstore.max > 0 ? keep_fd : NULL,
-                   .forget = daemon->fdstore.max > 0 ? forget_fd : NULL},
+                   .forget = daemon->fdstore.max > 0 ? forget_fd : NULL,
+                   .segments_max = kvist_fdstore_segments(&daemon->fdstore)},
         .available = available_bytes,
         .let_go_bytes = daemon->fdstore.let_go_bytes,
         .kept = daemon->fdstore.passed,

@@ -124,6 +124,11 @@ enum kvist_status kvist_fdstore_fit(const struct kvist_fdstore *fdstore,
                            KVIST_FDSTORE_MAX);
 }
 
+uint32_t kvist_fdstore_segments(const struct kvist_fdstore *fdstore)
+{
+    return fdstore->max > KVIST_FDSTORE_SPARE ? fdstore->max - KVIST_FDSTORE_SPARE : fdstore->max;
+}
+
 void kvist_fdstore_start(struct kvist_fdstore *fdstore,
                          struct event_base *base,
                          void (*kept)(void *ctx, uint64_t safe),

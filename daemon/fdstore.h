@@ -67,6 +67,9 @@ KVIST_MUST_USE enum kvist_status kvist_fdstore_fit(const struct kvist_fdstore *f
                                                    uint64_t segments,
                                                    struct kvist_error *err);
 
+/** How many segments there are places for; 0: nothing is stored. */
+uint32_t kvist_fdstore_segments(const struct kvist_fdstore *fdstore);
+
 /** Begin to tell `kept` what is safe. */
 void kvist_fdstore_start(struct kvist_fdstore *fdstore,
                          struct event_base *base,

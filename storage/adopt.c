@@ -386,7 +386,7 @@ static enum kvist_status adopt_attachment(struct kvist_store_session *session, u
         .serial = word(&record->serial),
         .writes = word(&record->writes) != 0,
         .window_us = store->now_us,
-        .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
+        .mapped = calloc(pool->segment_room, sizeof(attachment.mapped[0])),
     };
     if (attachment.mapped == NULL) {
         return KVIST_NO_MEMORY;
@@ -549,6 +549,8 @@ static void adopt_slots(struct kvist_store_pool *pool)
         }
     }
     adoption->pools++;
+    uint64_t room_bytes = pool->segment_room * pool->segment_bytes;
+    adoption->pools_bound += room_bytes + pool->segment_bytes <= pool->store->options.arena_bytes;
     adoption->blocks += pool->counts[KVIST_SLOT_READY];
     adoption->bytes += pool->block_bytes_ready;
 }
@@ -653,6 +655,7 @@ static enum kvist_status adopt_all(struct adopter *adopter, struct kvist_error *
         unbuild(store);
         return status;
     }
+    store->adoption.arena_bytes = roster->arena_bytes;
     roster->arena_bytes = store->options.arena_bytes;
     store->adopted_bytes = store->used_bytes;
     store->adoption.adopted = true;

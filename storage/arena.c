@@ -38,6 +38,7 @@ static void free_segment(struct kvist_segment *segment)
     pool->store->used_bytes -= segment->bytes;
     pool->used_bytes -= segment->bytes;
     pool->segment_count--;
+    pool->store->segment_count--;
     segment->life = KVIST_LIFE_NONE;
     set_entry(segment, KVIST_SEGMENT_NONE);
     if (was_kept) {
@@ -149,7 +150,8 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
     struct kvist_segment *segment = find_place(pool);
-    if (segment == NULL || kvist_tenant_room(store, pool->tenant, false) < pool->segment_bytes) {
+    if (segment == NULL || !kvist_arena_can_keep(store) ||
+        kvist_tenant_room(store, pool->tenant, false) < pool->segment_bytes) {
         return KVIST_NO_SPACE;
     }
     if (!kvist_arena_has_memory(store, pool->segment_bytes)) {
@@ -183,6 +185,7 @@ enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool)
     pool->tenant->used_bytes += segment->bytes;
     pool->used_bytes += segment->bytes;
     pool->segment_count++;
+    store->segment_count++;
     pool->populating_count++;
     kvist_spare_trim(store);
     return KVIST_OK;
@@ -246,6 +249,7 @@ kvist_arena_adopt(struct kvist_store_pool *pool, uint32_t index, uint32_t serial
     store->draining_bytes += revoked ? segment->bytes : 0;
     pool->used_bytes += segment->bytes;
     pool->segment_count++;
+    store->segment_count++;
     return KVIST_OK;
 }
 

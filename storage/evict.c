@@ -528,7 +528,7 @@ void kvist_evict_shrink(struct kvist_store *store)
 
 bool kvist_evict_has_room(const struct kvist_store_pool *pool)
 {
-    return pool->segment_count < pool->segment_max &&
+    return pool->segment_count < pool->segment_max && kvist_arena_can_keep(pool->store) &&
            kvist_tenant_room(pool->store, pool->tenant, false) >= pool->segment_bytes &&
            !is_outranked(pool);
 }

@@ -137,11 +137,12 @@ struct kvist_store_pool {
     struct kvist_map map;
     uint64_t segment_bytes;
     uint32_t slots_per_segment;
-    uint32_t segment_max;
+    uint32_t segment_max; /* of the map */
     uint32_t slot_max;
-    struct kvist_segment *segments; /* [segment_max] */
-    uint8_t *states;                /* [slot_max], enum kvist_slot_state */
-    struct kvist_slot *slots;       /* [slot_max] */
+    uint32_t segment_room; /* of the tables here: what the next map will have, at least segment_max */
+    struct kvist_segment *segments; /* [segment_room] */
+    uint8_t *states;                /* [slots of these], enum kvist_slot_state */
+    struct kvist_slot *slots;       /* [slots of these] */
     const struct kvist_policy_ops *ops;
     struct kvist_policy *policy;
     uint32_t counts[5];     /* slots of live segments, by enum kvist_slot_state */
@@ -176,7 +177,7 @@ struct kvist_store_pool {
     bool adopted;    /* with a generation that the tier has not been asked about */
     bool tier_knows; /* blocks may be written */
     uint64_t leased_count; /* as of the last full scan */
-    uint8_t *leased_seen;  /* [slot_max / 8 + 1], for counting */
+    uint8_t *leased_seen;  /* [slots of segment_room / 8 + 1], for counting */
 };
 
 /* A session's view of a pool; its place in the session is the pool's ordinal. It ends when no
@@ -198,7 +199,7 @@ struct kvist_attachment {
     uint64_t blocked_until_us; /* no segment with free slots was mapped by all ranks */
     uint32_t waiting_count;  /* promotions queued or in flight, and holds */
     uint32_t promoted_count; /* ended, and not told yet */
-    uint32_t *mapped;        /* [segment_max] serial that all ranks were seen to have mapped */
+    uint32_t *mapped;        /* [segment_room] serial that all ranks were seen to have mapped */
 };
 
 struct kvist_ticket {
@@ -230,8 +231,8 @@ struct kvist_store_session {
 struct kvist_loan {
     bool attached;
     bool regrant;   /* attached anew: outstanding grants are sent again */
-    uint32_t *lent; /* [segment_max] serial of a segment that it may map, 0: none */
-    uint32_t *told; /* [segment_max] serial that this connection was told of; UINT32_MAX: that
+    uint32_t *lent; /* [segment_room] serial of a segment that it may map, 0: none */
+    uint32_t *told; /* [segment_room] serial that this connection was told of; UINT32_MAX: that
                        it is revoked */
 };
 
@@ -384,6 +385,7 @@ struct kvist_store {
     uint64_t adopted_bytes; /* of segments; may exceed arena_bytes until they are drained */
     uint64_t used_bytes;
     uint64_t populated_bytes;
+    uint32_t segment_count;  /* of all pools */
     uint64_t taken_us;       /* when a pool last had to give a segment up */
     uint64_t draining_bytes; /* of segments that are on their way out, members or not */
     uint64_t leaving_bytes;  /* of these, what can be waited for, as of this turn */
@@ -527,6 +529,14 @@ struct kvist_store_pool *kvist_slot_resolve(const struct kvist_store *store,
                                             const struct kvist_slot_name *name);
 
 /* --- arena.c --------------------------------------------------------------------------------- */
+
+/* Whether one segment more can be kept. Pools of a time when the arena was smaller have smaller ones,
+   and more of them. */
+static inline bool kvist_arena_can_keep(const struct kvist_store *store)
+{
+    uint32_t max = store->options.keeper.segments_max;
+    return max == 0 || store->segment_count < max;
+}
 
 /* Make a segment for the pool and populate it on a worker. */
 KVIST_MUST_USE enum kvist_status kvist_arena_grow(struct kvist_store_pool *pool);

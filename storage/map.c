@@ -56,6 +56,7 @@ enum kvist_status kvist_map_init(const struct kvist_map_shape *shape,
         .bytes = header.map_bytes,
         .capacity = header.index_capacity,
         .segment_max = header.segment_max,
+        .segment_goal = header.segment_max,
         .slot_max = header.slot_max,
         .seed = seed,
     };
@@ -115,6 +116,7 @@ enum kvist_status kvist_map_adopt(
     }
     map.capacity = header.index_capacity;
     map.segment_max = header.segment_max;
+    map.segment_goal = header.segment_max;
     map.slot_max = header.slot_max;
     map.seed = header.index_seed;
     set_pointers(&map, &header);
@@ -360,7 +362,8 @@ begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err)
         .pool_id = map->header->pool_id,
         .slot_bytes = map->header->slot_bytes,
         .slots_per_segment = map->header->slots_per_segment,
-        .segment_max = map->header->segment_max,
+        .segment_max =
+            map->segment_goal > map->segment_max ? map->segment_goal : map->segment_max,
         .index_capacity = twice ? map->capacity * 2 : map->capacity,
     };
     struct kvist_map *next = malloc(sizeof(*next));

@@ -9,7 +9,7 @@
  *             read; what changes among those that were carried over already is changed in both.
  *             With the last one the old map says `moved`, and the new one takes its place.
  * Limits      KVIST_INDEX_PROBE_MAX entries are looked at by an insert; growth begins when 6 of 10
- *             entries are in use, tombstones included
+ *             entries are in use, tombstones included, or when there are to be more segments
  * Invariants  no EMPTY entry lies between the home of a live key and the key;
  *             live + tombstones <= capacity; the next map holds exactly the live entries below
  *             `carried` (kvist_map_check)
@@ -35,6 +35,7 @@ struct kvist_map {
     struct kvist_index_entry *index;
     uint32_t capacity;
     uint32_t segment_max;
+    uint32_t segment_goal; /* of the next map; growth begins at once when this one has fewer */
     uint32_t slot_max;
     uint32_t live;       /* entries that hold a key */
     uint32_t tombstones; /* entries that held one */
@@ -126,7 +127,7 @@ uint32_t kvist_map_clear(struct kvist_map *map);
 
 static inline bool kvist_map_wants_growth(const struct kvist_map *map)
 {
-    return map->next != NULL ||
+    return map->next != NULL || map->segment_goal > map->segment_max ||
            (uint64_t)(map->live + map->tombstones) * 10 > (uint64_t)map->capacity * 6;
 }
 

@@ -56,18 +56,19 @@ static uint32_t index_capacity_for(uint32_t slot_max)
 
 static enum kvist_status allocate_tables(struct kvist_store_pool *pool)
 {
-    pool->segments = calloc(pool->segment_max, sizeof(pool->segments[0]));
-    pool->states = calloc(pool->slot_max, sizeof(pool->states[0]));
-    pool->slots = calloc(pool->slot_max, sizeof(pool->slots[0]));
-    pool->leased_seen = calloc(pool->slot_max / 8 + 1, 1);
+    uint32_t slots = pool->segment_room * pool->slots_per_segment;
+    pool->segments = calloc(pool->segment_room, sizeof(pool->segments[0]));
+    pool->states = calloc(slots, sizeof(pool->states[0]));
+    pool->slots = calloc(slots, sizeof(pool->slots[0]));
+    pool->leased_seen = calloc(slots / 8 + 1, 1);
     if (pool->segments == NULL || pool->states == NULL || pool->slots == NULL ||
         pool->leased_seen == NULL) {
         return KVIST_NO_MEMORY;
     }
-    for (uint32_t index = 0; index < pool->segment_max; index++) {
+    for (uint32_t index = 0; index < pool->segment_room; index++) {
         pool->segments[index].fd = -1;
     }
-    return pool->ops->create(pool->slot_max, &pool->policy);
+    return pool->ops->create(slots, &pool->policy);
 }
 
 static void free_pool(struct kvist_store_pool *pool)
@@ -184,6 +185,13 @@ static enum kvist_status find_place(struct kvist_store *store, uint32_t *index_o
     return KVIST_OK;
 }
 
+/* Segments that the pool fills the arena with, as far as one pool may have so many. */
+static uint32_t segments_for(const struct kvist_store_pool *pool)
+{
+    uint64_t count = pool->store->options.arena_bytes / pool->segment_bytes;
+    return count < KVIST_SEGMENTS_MAX ? (uint32_t)count : KVIST_SEGMENTS_MAX;
+}
+
 static enum kvist_status size_pool(struct kvist_store_pool *pool, struct kvist_error *err)
 {
     uint64_t slot_bytes = pool->about.slot_bytes;
@@ -199,9 +207,8 @@ static enum kvist_status size_pool(struct kvist_store_pool *pool, struct kvist_e
                                (unsigned long long)slot_bytes,
                                (unsigned long long)pool->segment_bytes);
     }
-    uint64_t segment_max = arena_bytes / pool->segment_bytes;
-    pool->segment_max =
-        segment_max < KVIST_SEGMENTS_MAX ? (uint32_t)segment_max : KVIST_SEGMENTS_MAX;
+    pool->segment_max = segments_for(pool);
+    pool->segment_room = pool->segment_max;
     pool->slots_per_segment = (uint32_t)(pool->segment_bytes / slot_bytes);
     pool->slot_max = pool->slots_per_segment * pool->segment_max;
     return KVIST_OK;
@@ -301,12 +308,17 @@ enum kvist_status kvist_pool_adopt(struct kvist_store *store,
     pool->slots_per_segment = map->slot_max / map->segment_max;
     pool->slot_max = map->slot_max;
     pool->segment_bytes = pool->slots_per_segment * about->slot_bytes;
+    /* Where the arena has become larger, the next map has room for it. */
+    pool->segment_room = segments_for(pool);
+    pool->segment_room =
+        pool->segment_room > map->segment_max ? pool->segment_room : map->segment_max;
     enum kvist_status status = allocate_tables(pool);
     if (status != KVIST_OK) {
         free_pool(pool);
         return status;
     }
     pool->map = *map;
+    pool->map.segment_goal = pool->segment_room;
     place_pool(pool);
     return KVIST_OK;
 }
@@ -369,6 +381,8 @@ void kvist_pool_grow_map(struct kvist_store_pool *pool)
                   kvist_status_name(status));
         pool->grow_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
     } else if (moved) {
+        pool->segment_max = pool->map.segment_max;
+        pool->slot_max = pool->map.slot_max;
         kvist_roster_moved(pool);
         kvist_roster_forget(store, KVIST_KEPT_MAP, serial);
         pool->map_replaced = true;

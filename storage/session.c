@@ -368,7 +368,7 @@ static enum kvist_status add_attachment(struct kvist_store_session *session,
     struct kvist_attachment attachment = {
         .pool = pool,
         .serial = kvist_roster_serial(session->store),
-        .mapped = calloc(pool->segment_max, sizeof(attachment.mapped[0])),
+        .mapped = calloc(pool->segment_room, sizeof(attachment.mapped[0])),
     };
     if (attachment.mapped == NULL) {
         return KVIST_NO_MEMORY;
@@ -384,8 +384,8 @@ static enum kvist_status add_attachment(struct kvist_store_session *session,
 enum kvist_status kvist_session_make_loan(struct kvist_loan *loan,
                                           const struct kvist_store_pool *pool)
 {
-    uint32_t *lent = calloc(pool->segment_max, sizeof(*lent));
-    uint32_t *told = calloc(pool->segment_max, sizeof(*told));
+    uint32_t *lent = calloc(pool->segment_room, sizeof(*lent));
+    uint32_t *told = calloc(pool->segment_room, sizeof(*told));
     if (lent == NULL || told == NULL) {
         free(lent);
         free(told);

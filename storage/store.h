@@ -100,6 +100,7 @@ struct kvist_store_keeper {
        NO_SPACE: no more can be kept. */
     enum kvist_status (*keep)(void *ctx, const char *name, int fd);
     void (*forget)(void *ctx, const char *name);
+    uint32_t segments_max; /* that it has places for, beside all else; 0: any number */
 };
 
 /* An fd that an earlier process had kept. */
@@ -234,6 +235,8 @@ struct kvist_adoption {
     uint64_t blocks;
     uint64_t bytes;          /* of blocks */
     uint64_t blocks_dropped; /* index entries that did not check out; all on NVMe come back later */
+    uint64_t arena_bytes; /* of the store before */
+    uint32_t pools_bound; /* whose segments are those of a smaller arena: they cannot fill this one */
     uint64_t released_bytes; /* of segments that were let go; engines may still map them */
     uint32_t files_mistaken; /* kept fds that were not what they were kept as, and let go */
     uint64_t took_us;

@@ -187,6 +187,24 @@ class Kill(Warm):
         for number, engine in enumerate(engines):
             self.assertEqual(engine.ask("put", number, 1), "ok")
 
+    def test_a_larger_arena_is_used(self):
+        service = self.service(arena="32M")
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 100), "ok")
+        connects = engine.numbers("stats")["connects"]
+        self.restart_with(service, "128M")
+        self.wait_until(lambda: engine.numbers("stats")["connects"] > connects, "it connects")
+        self.assertEqual(engine.ask("put", 0, 1000), "ok")
+        self.all_right(engine, 0, 1000)
+        metrics = self.metrics()
+        self.assertEqual(metrics["evictions_total"], 0)
+        self.assertGreater(metrics["arena_used_bytes"], 62 << 20)
+        self.assertIn("the arena has another size", service.text())
+        self.assertNotIn("cut into segments of a smaller arena", service.text())
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        self.restart_with(service, "128M")
+        self.all_right(engine, 0, 1000)
+
 
 class Swapped(Warm):
     def swapped(self, kind, count, alive=False):

@@ -133,6 +133,7 @@ static struct kvist_map map_over(struct kvist_map_header *header)
         .slots = (void *)(base + header->slot_table_offset),
         .index = (void *)(base + header->index_offset),
         .capacity = header->index_capacity,
+        .segment_max = header->segment_max,
         .slot_max = header->slot_max,
     };
 }

@@ -73,7 +73,8 @@ void kvist_test_vault_fini(struct kvist_test_vault *vault)
 void kvist_test_vault_options(struct kvist_test_vault *vault, struct kvist_store_options *options)
 {
     options->ctx = vault;
-    options->keeper = (struct kvist_store_keeper){.keep = keep, .forget = forget};
+    options->keeper.keep = keep;
+    options->keeper.forget = forget;
     options->kept = vault->passed;
     options->kept_count = 0;
     for (uint32_t index = 0; index < KVIST_VAULT_MAX; index++) {

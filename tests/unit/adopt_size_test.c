@@ -181,6 +181,51 @@ static void a_stopped_engine_is_not_waited_for(void)
     KVIST_TEST_TRUE(store->used_bytes <= SMALL);
 }
 
+/* --- Larger ----------------------------------------------------------------------------------- */
+
+static uint32_t count_right(uint64_t first, uint64_t count)
+{
+    uint32_t right = 0;
+    for (uint64_t number = first; number < first + count; number++) {
+        const void *slot = kvist_test_engine_lease(engines[0], 0, number, 900);
+        if (slot != NULL) {
+            right += kvist_test_holds(slot, number, SLOT_BYTES);
+            kvist_test_engine_release(engines[0], 900);
+        }
+    }
+    return right;
+}
+
+static void a_pool_grows_into_a_larger_arena(void)
+{
+    open_store(SMALL);
+    open_engines(1, 1);
+    KVIST_TEST_EQUAL(put(engines[0], 0, 100), 100);
+    restart_with(LARGE);
+    KVIST_TEST_EQUAL(count_right(0, 100), 100);
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(put(engines[0], 100, 500), 500);
+    KVIST_TEST_TRUE(store->used_bytes > 2 * SMALL);
+    KVIST_TEST_EQUAL(count_right(0, 600), 600);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).evictions_total, 0);
+    restart_with(LARGE);
+    KVIST_TEST_EQUAL(count_right(0, 600), 600);
+    KVIST_TEST_EQUAL(put(engines[0], 600, 10), 10);
+}
+
+/* Segments of a small arena are many in a larger one: not more than can be kept. */
+static void what_cannot_be_kept_is_not_made(void)
+{
+    options.keeper.segments_max = 20;
+    open_store(SMALL);
+    open_engines(1, 1);
+    restart_with(LARGE);
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(put(engines[0], 0, 500), 500);
+    KVIST_TEST_EQUAL(store->segment_count, 20);
+    KVIST_TEST_EQUAL(count_right(490, 10), 10);
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -188,6 +233,8 @@ int main(void)
         {"unused grants are called back", unused_grants_are_called_back},
         {"engines of many pools give back", engines_of_many_pools_give_back},
         {"a stopped engine is not waited for", a_stopped_engine_is_not_waited_for},
+        {"a pool grows into a larger arena", a_pool_grows_into_a_larger_arena},
+        {"what cannot be kept is not made", what_cannot_be_kept_is_not_made},
     };
     return kvist_unit_main("adopt_size", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
 }
