@@ -15,6 +15,17 @@
 #define QUIET_MS    2
 
 static uint64_t clock_offset_us;
+static uint64_t stopped_us; /* when the clock was stopped; 0: it goes */
+
+static uint64_t now_us(void)
+{
+    return (stopped_us != 0 ? stopped_us : kvist_clock_now_us()) + clock_offset_us;
+}
+
+void kvist_test_clock(bool goes)
+{
+    stopped_us = goes ? 0 : kvist_clock_now_us();
+}
 
 /* --- Events ---------------------------------------------------------------------------------- */
 
@@ -178,7 +189,7 @@ void kvist_test_settle(struct kvist_store *store)
             polls[index] = (struct pollfd){.fd = fds[index], .events = POLLIN};
         }
         bool more = poll(polls, (nfds_t)count, QUIET_MS) > 0;
-        more = kvist_store_turn(store, kvist_clock_now_us() + clock_offset_us) || more;
+        more = kvist_store_turn(store, now_us()) || more;
         kvist_store_kept(store, store->keep_count);
         struct kvist_store_stats stats;
         kvist_store_stats(store, &stats);
@@ -204,10 +215,19 @@ void kvist_test_settle_sums(struct kvist_store *store, uint64_t count)
     KVIST_TEST_EQUAL(stats.checksums_total, count);
 }
 
+void kvist_test_rest(struct kvist_store *store)
+{
+    kvist_test_settle(store);
+    KVIST_TEST_SETTLE_WHILE(store,
+                            store->sums_active > 0 ||
+                                store->sum_queue.head != store->sum_queue.tail);
+    KVIST_TEST_EQUAL(store->sums_active, 0);
+}
+
 void kvist_test_advance(struct kvist_store *store, uint64_t us)
 {
     clock_offset_us += us;
-    (void)kvist_store_turn(store, kvist_clock_now_us() + clock_offset_us);
+    (void)kvist_store_turn(store, now_us());
 }
 
 void kvist_test_key(uint64_t number, uint8_t key_out[KVIST_KEY_BYTES])

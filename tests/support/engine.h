@@ -86,6 +86,10 @@ struct kvist_store_stats kvist_test_stats(struct kvist_store *store);
 /** Turn once at a time that is so much later than the clock's, for ever after. */
 void kvist_test_advance(struct kvist_store *store, uint64_t us);
 
+/** Whether the store's time goes by itself, as it does at first, or only by kvist_test_advance(): then
+    nothing depends on how long this machine takes. */
+void kvist_test_clock(bool goes);
+
 /** The 32-byte key number n. */
 void kvist_test_key(uint64_t number, uint8_t key_out[KVIST_KEY_BYTES]);
 
@@ -173,6 +177,8 @@ enum kvist_status kvist_test_engine_suspect(struct kvist_test_engine *engine,
 
 /** Settle until so many checksums have been taken: it is done at idle priority. */
 void kvist_test_settle_sums(struct kvist_store *store, uint64_t count);
+/** Settle until no checksum is due any more: they pin slots for as long as the machine is busy. */
+void kvist_test_rest(struct kvist_store *store);
 /** The slot of key number n; KVIST_SLOT_NONE: it is not READY. */
 uint32_t
 kvist_test_engine_slot_of(struct kvist_test_engine *engine, uint32_t ordinal, uint64_t number);

@@ -22,14 +22,20 @@ static struct kvist_store *store;
 static struct kvist_store_pool *pool;
 static struct kvist_test_engine *engine;
 
-static void setup(void)
+static void open_with(enum kvist_eviction eviction)
 {
     struct kvist_store_options options = kvist_test_options(ARENA);
+    options.eviction = eviction;
     store = kvist_test_store_open(&options);
     pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
     engine = kvist_test_engine_open(store, 1, 1);
     KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
     kvist_test_settle(store);
+}
+
+static void setup(void)
+{
+    open_with(KVIST_EVICTION_REUSE);
 }
 
 static void teardown(void)
@@ -112,8 +118,12 @@ static void leaves_go_before_the_prefix_of_their_batch(void)
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, 0, 0), KVIST_ENTRY_READY);
 }
 
+/* Each time that a lease kept one it counts as used; how often is a matter of the machine's pace, and
+   what follows from it of the policy: this one goes by the last time alone. */
 static void leased_blocks_are_taken_back(void)
 {
+    teardown();
+    open_with(KVIST_EVICTION_LRU);
     fill_arena();
     put_range(0, 10);
     const void *bytes[10];
@@ -133,9 +143,8 @@ static void leased_blocks_are_taken_back(void)
         kvist_test_engine_release(engine, 5000);
         kvist_test_engine_release(engine, number * 100);
     }
-    for (uint32_t more = 0; more < 5 && count_ready(0, 10) > 0; more++) {
-        put_range(3000 + 1000 * more, 1000);
-    }
+    kvist_test_rest(store);
+    put_range(3000, 1000);
     KVIST_TEST_EQUAL(count_ready(0, 10), 0);
 }
 
