@@ -38,6 +38,19 @@ static uint32_t slots_of_arena(const struct kvist_store_pool *pool)
     return slots < pool->slot_max ? (uint32_t)slots : pool->slot_max;
 }
 
+/* A small arena before a disk is a way to it: a writer that shares it with nobody may have as much
+   of it as a beginner, so that prompts are stored whole, up to half. */
+static uint32_t bound_alone(const struct kvist_store_session *session,
+                            const struct kvist_store_pool *pool,
+                            bool room)
+{
+    if (session->store->writer_count > 1 || session->store->tier == NULL) {
+        return 0;
+    }
+    uint32_t half = (room ? slots_of_arena(pool) : kvist_evict_slot_count(pool)) / 2;
+    return half < KVIST_GRANT_START ? half : KVIST_GRANT_START;
+}
+
 /* While the arena has room, grants cost nothing: each writer may hold half of what it would get if
    the arena were shared out evenly among all writers and one more. Without room every grant takes
    the place of a block: half of the pool alone, at most an eighth beside other writers of it. */
@@ -51,6 +64,8 @@ static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t 
         part = pool->writer_count > 2 ? 4 * pool->writer_count : part;
         bound = slots / part < bound ? slots / part : bound;
     }
+    uint32_t alone = bound_alone(session, pool, room);
+    bound = bound < alone ? alone : bound;
     bound = bound < KVIST_GRANT_FLOOR ? KVIST_GRANT_FLOOR : bound;
     uint32_t tickets = KVIST_GRANTS_MAX / session->attachment_count;
     return bound < tickets ? bound : tickets;

@@ -145,6 +145,23 @@ static void read_range(uint64_t first, uint64_t count)
     kvist_test_advance(store, 2 * HOLD_US);
 }
 
+/* More than a quarter of the arena at once, again and again: DRAM is what they pass through. */
+static void prompts_are_stored_whole_in_a_small_arena(void)
+{
+    const uint32_t prompt = (uint32_t)(ARENA / SLOT_BYTES / 5 * 2);
+    for (uint64_t first = 0; first < 5000; first += 1000) {
+        uint32_t stored = 0;
+        for (uint64_t number = first; number < first + prompt; number++) {
+            stored += kvist_test_engine_put(engine, 0, number, SLOT_BYTES) == KVIST_OK;
+        }
+        KVIST_TEST_FATAL(stored == prompt);
+        struct kvist_test_pool *mine = &engine->pools[0];
+        KVIST_TEST_SETTLE_WHILE(store, mine->grant_count < prompt);
+    }
+    note_skipped();
+    KVIST_TEST_TRUE(kvist_test_stats(store).slots_granted <= ARENA / SLOT_BYTES / 2);
+}
+
 static void evicted_blocks_come_back(void)
 {
     put_range(0, BLOCKS);
@@ -516,6 +533,7 @@ static void an_ordinal_s_next_pool_owes_nothing(void)
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
+        {"prompts are stored whole in a small arena", prompts_are_stored_whole_in_a_small_arena},
         {"evicted blocks come back", evicted_blocks_come_back},
         {"a restart reads the keys back", a_restart_reads_the_keys_back},
         {"a save writes what is in DRAM alone", a_save_writes_what_is_in_dram_alone},
