@@ -125,14 +125,10 @@ enum kvist_status kvist_config_set_tenant(struct kvist_config *config,
             return kvist_config_refuse(
                 err,
                 origin,
-                "tenants.%s: \"%.40s\" cannot be; allowed: uid:NUMBER and gid:NUMBER "
-                "(not for %s), socket:/PATH (another for each tenant, at most %d), "
-                "dram:SIZE from 1M, nvme:SIZE from 64M, weight:1 to %d, read-only",
+                "tenants.%s: \"%.40s\" cannot be; allowed: uid:N, gid:N, socket:/PATH (of its "
+                "own), dram:SIZE, nvme:SIZE, weight:N, read-only; see kvistd --print-config",
                 name,
-                word,
-                KVIST_TENANT_DEFAULT,
-                KVIST_CONFIG_SOCKETS_MAX,
-                WEIGHT_MAX);
+                word);
         }
     }
     return KVIST_OK;
@@ -168,8 +164,8 @@ void kvist_config_print_tenants(FILE *file)
         "shared across tenants.");
     kvist_config_print_wrapped(
         file,
-        "uid:N, gid:N: who belongs to it. socket:/PATH: whoever comes through this socket does, "
-        "and may administer nothing, root neither: for containers, where everybody is uid 0; "
+        "uid:N, gid:N: who belongs to it (not for default). socket:/PATH: whoever comes through this socket does, "
+        "and may administer nothing, root neither (at most 16 sockets): for containers, where everybody is uid 0; "
         "mount its directory into the tenant's alone. It has daemon.socket_mode and "
         "daemon.socket_group. dram:SIZE, nvme:SIZE: most memory for its "
         "blocks, most bytes on disk. weight:N: its share beside others, 1 if not said; "

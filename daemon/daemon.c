@@ -428,7 +428,7 @@ static enum kvist_status open_sockets(struct kvist_daemon *daemon, struct kvist_
             config, "daemon.socket", config->daemon_socket, &daemon->listener, err);
     }
     if (status == KVIST_OK) {
-        kvist_server_add_door(&daemon->server, daemon->listener.fd, NULL);
+        kvist_server_add_socket(&daemon->server, daemon->listener.fd, NULL);
     }
     for (size_t index = 0; index < config->limits_count && status == KVIST_OK; index++) {
         const struct kvist_tenant_limits *tenant = &config->limits[index];
@@ -438,7 +438,7 @@ static enum kvist_status open_sockets(struct kvist_daemon *daemon, struct kvist_
             status = open_listener(config, TENANT_SOCKET, tenant->socket, &at->listener, err);
             if (status == KVIST_OK) {
                 daemon->tenant_socket_count++;
-                kvist_server_add_door(&daemon->server, at->listener.fd, at->tenant);
+                kvist_server_add_socket(&daemon->server, at->listener.fd, at->tenant);
             }
         }
     }

@@ -310,10 +310,9 @@ static void on_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uin
             : pending->status == KVIST_BUSY ? "what is known is dropped, but the NVMe index is "
                                               "still being read: clear again soon"
             : pending->status == KVIST_NO_SPACE
-                ? "the blocks are dropped, but the disk of nvme.path is so full that this cannot "
-                  "be "
-                  "written down, and a restart would bring those on it back: free a few MiB there, "
-                  "and clear again"
+                ? "the blocks are dropped, but the disk of nvme.path is too full to write this "
+                  "down, and a restart would bring those on it back: free a few MiB there, and "
+                  "clear again"
                 : "the clear could not be made durable; see kvistd's health");
     }
     free(pending);
@@ -453,6 +452,7 @@ static void on_admin(struct kvist_daemon *daemon,
             send_admin_reply(
                 connection, envelope->id, &(const struct kvist_store_saved){.why = ""});
         } else { /* the file is to blame, not the peer */
+            status = status == KVIST_DENIED ? KVIST_SYSTEM : status;
             kvist_connection_send_failure(connection, envelope->id, status, err.text);
         }
         return;

@@ -8,8 +8,9 @@
  *             /readyz   200 "ready"; 503 while it starts or stops
  * Threads     loop
  * Limits      KVIST_HTTP_PEERS_MAX connections, beyond which the oldest makes place;
- * KVIST_HTTP_REQUEST_BYTES_MAX, KVIST_HTTP_TIMEOUT_S Errors      INVALID: an address that is none,
- * or that other hosts can reach; EXISTS: in use Source      RFC 9112
+ *             KVIST_HTTP_REQUEST_BYTES_MAX, KVIST_HTTP_TIMEOUT_S
+ * Errors      INVALID: an address that is none, or that other hosts can reach; EXISTS: in use
+ * Source      RFC 9112
  */
 #ifndef KVIST_DAEMON_HTTP_H
 #define KVIST_DAEMON_HTTP_H

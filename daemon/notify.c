@@ -164,7 +164,12 @@ bool kvist_notify_withdraw(struct kvist_notify *notify, const char *beginning)
 void kvist_notify_turn(struct kvist_notify *notify)
 {
     uint64_t now_us = notify->first != NULL ? kvist_clock_now_us() : 0;
-    while (notify->first != NULL && send_now(notify, notify->first->text, notify->first->fd) == 0) {
+    while (notify->first != NULL) {
+        int failed = send_now(notify, notify->first->text, notify->first->fd);
+        if (failed != 0 && may_pass(failed)) {
+            break;
+        }
+        notify->dropped_total += failed != 0;
         end_notice(notify, &notify->first);
         notify->waiting_since_us = now_us;
     }

@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#define BIT(capability) (UINT64_C(1) << (capability))
 #define PRIVILEGES                                                                                 \
-    (UINT64_C(1) << CAP_DAC_OVERRIDE | UINT64_C(1) << CAP_FOWNER | UINT64_C(1) << CAP_SYS_PTRACE)
+    (BIT(CAP_CHOWN) | BIT(CAP_DAC_OVERRIDE) | BIT(CAP_FOWNER) | BIT(CAP_SETFCAP) |                 \
+     BIT(CAP_SETUID) | BIT(CAP_SYS_ADMIN) | BIT(CAP_SYS_PTRACE))
 
 bool kvist_peer_is_privileged(uid_t uid, pid_t pid)
 {

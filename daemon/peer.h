@@ -14,8 +14,10 @@
 #include <sys/types.h>
 
 /**
- * Whether it could write what it may only read: kvistd's own user, CAP_DAC_OVERRIDE, CAP_FOWNER or
- * CAP_SYS_PTRACE. As of now: a process may gain capabilities later, if its user may.
+ * Whether it could write what it may only read: kvistd's own user, or with CAP_DAC_OVERRIDE,
+ * CAP_FOWNER, CAP_CHOWN, CAP_SETUID, CAP_SETFCAP, CAP_SYS_PTRACE or CAP_SYS_ADMIN. As of now: a
+ * process may gain capabilities later, if its user may. What it has in a user namespace of its own
+ * counts, though it is without power here.
  *
  * @param pid  0: in a PID namespace that is not visible from here
  * @return true, too, when it cannot be told

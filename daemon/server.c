@@ -495,9 +495,9 @@ static enum kvist_status find_place(struct kvist_connection *connection, struct 
         connection, "connections", own, server->connection_count, KVIST_CONNECTIONS_MAX, err);
 }
 
-static void accept_peer(const struct kvist_server_door *door, int fd)
+static void accept_peer(const struct kvist_server_socket *from, int fd)
 {
-    struct kvist_server *server = door->server;
+    struct kvist_server *server = from->server;
     struct kvist_connection *connection = calloc(1, sizeof(*connection));
     if (connection == NULL) {
         server->counters->accept_errors_total++;
@@ -509,7 +509,7 @@ static void accept_peer(const struct kvist_server_door *door, int fd)
     connection->fd = fd;
     connection->opened_us = kvist_clock_now_us();
     connection->asked_us = connection->opened_us;
-    identify(connection, door->tenant);
+    identify(connection, from->tenant);
     if (find_place(connection, &err) == KVIST_OK) {
         connection_open(connection);
     } else {
@@ -519,13 +519,13 @@ static void accept_peer(const struct kvist_server_door *door, int fd)
 }
 
 /* Out of fds: with the spare one the next peer is let in and out, so that it need not wait. */
-static void accept_failed(const struct kvist_server_door *door, int error_number)
+static void accept_failed(const struct kvist_server_socket *from, int error_number)
 {
-    struct kvist_server *server = door->server;
+    struct kvist_server *server = from->server;
     server->counters->accept_errors_total++;
     if (error_number == EMFILE && server->spare_fd >= 0) {
         (void)close(server->spare_fd);
-        int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(from->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
             reject(server, fd, "kvistd is out of file descriptors: try again later");
             (void)close(fd);
@@ -539,8 +539,8 @@ static void accept_failed(const struct kvist_server_door *door, int error_number
                   strerrordesc_np(error_number));
     }
     const struct timeval pause = {0, ACCEPT_PAUSE_US};
-    for (size_t index = 0; index < server->door_count; index++) {
-        (void)event_del(server->doors[index].acceptable);
+    for (size_t index = 0; index < server->socket_count; index++) {
+        (void)event_del(server->sockets[index].acceptable);
     }
     (void)event_add(server->accept_again, &pause);
 }
@@ -553,17 +553,17 @@ static bool accept_error_is_transient(int error_number)
 static void on_acceptable(evutil_socket_t fd, short what, void *ctx)
 {
     (void)what;
-    const struct kvist_server_door *door = ctx;
+    const struct kvist_server_socket *from = ctx;
     for (uint32_t count = 0; count < KVIST_TURN_ACCEPTS_MAX; count++) {
         int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (peer < 0) {
             if (errno != EAGAIN && !accept_error_is_transient(errno)) {
-                accept_failed(door, errno);
+                accept_failed(from, errno);
             }
             return;
         }
-        door->server->counters->connections_total++;
-        accept_peer(door, peer);
+        from->server->counters->connections_total++;
+        accept_peer(from, peer);
     }
 }
 
@@ -572,8 +572,8 @@ static void on_accept_again(evutil_socket_t fd, short what, void *ctx)
     (void)fd;
     (void)what;
     struct kvist_server *server = ctx;
-    for (size_t index = 0; index < server->door_count; index++) {
-        (void)event_add(server->doors[index].acceptable, NULL);
+    for (size_t index = 0; index < server->socket_count; index++) {
+        (void)event_add(server->sockets[index].acceptable, NULL);
     }
 }
 
@@ -615,11 +615,11 @@ void kvist_server_tick(struct kvist_server *server, uint64_t now_us)
     }
 }
 
-void kvist_server_add_door(struct kvist_server *server, int listen_fd, const char *tenant)
+void kvist_server_add_socket(struct kvist_server *server, int listen_fd, const char *tenant)
 {
-    KVIST_CHECK(server->base == NULL && server->door_count < KVIST_DOORS_MAX);
-    server->doors[server->door_count++] =
-        (struct kvist_server_door){.server = server, .listen_fd = listen_fd, .tenant = tenant};
+    KVIST_CHECK(server->base == NULL && server->socket_count < KVIST_SERVER_SOCKETS_MAX);
+    server->sockets[server->socket_count++] =
+        (struct kvist_server_socket){.server = server, .listen_fd = listen_fd, .tenant = tenant};
 }
 
 enum kvist_status kvist_server_start(struct kvist_server *server,
@@ -636,11 +636,11 @@ enum kvist_status kvist_server_start(struct kvist_server *server,
     server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     server->accept_again = evtimer_new(base, on_accept_again, server);
     bool good = server->accept_again != NULL;
-    for (size_t index = 0; index < server->door_count && good; index++) {
-        struct kvist_server_door *door = &server->doors[index];
-        door->acceptable =
-            event_new(base, door->listen_fd, EV_READ | EV_PERSIST, on_acceptable, door);
-        good = door->acceptable != NULL && event_add(door->acceptable, NULL) == 0;
+    for (size_t index = 0; index < server->socket_count && good; index++) {
+        struct kvist_server_socket *from = &server->sockets[index];
+        from->acceptable =
+            event_new(base, from->listen_fd, EV_READ | EV_PERSIST, on_acceptable, from);
+        good = from->acceptable != NULL && event_add(from->acceptable, NULL) == 0;
     }
     if (!good) {
         kvist_server_stop(server);
@@ -651,10 +651,10 @@ enum kvist_status kvist_server_start(struct kvist_server *server,
 
 void kvist_server_stop_accepting(struct kvist_server *server)
 {
-    for (size_t index = 0; index < server->door_count; index++) {
-        if (server->doors[index].acceptable != NULL) {
-            event_free(server->doors[index].acceptable);
-            server->doors[index].acceptable = NULL;
+    for (size_t index = 0; index < server->socket_count; index++) {
+        if (server->sockets[index].acceptable != NULL) {
+            event_free(server->sockets[index].acceptable);
+            server->sockets[index].acceptable = NULL;
         }
     }
     if (server->accept_again != NULL) {

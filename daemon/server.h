@@ -7,11 +7,12 @@
  * Ownership   the server owns its connections; others may keep a pointer until connection_gone
  * Threads     loop
  * Limits      KVIST_CONNECTIONS_MAX, of which a peer has its share (share.h); a connection's turn:
- * KVIST_TURN_MESSAGES_MAX messages, KVIST_TURN_BYTES_MAX bytes, one request with a reply; what
- * waits to be sent: KVIST_OUTPUT_BYTES_MAX, and above KVIST_OUTPUT_PAUSE_BYTES nothing more is read
- * from that peer States      GREETING -> OPEN [hello] -> CLOSING [a Failure is on its way out] ->
- * gone Errors      none come back: a connection that fails is logged, counted and closed Source
- * unix(7) SO_PEERCRED, SO_PEERPIDFD (Linux 6.5), pidfd_open(2)
+ *             KVIST_TURN_MESSAGES_MAX messages, KVIST_TURN_BYTES_MAX bytes, one request with a
+ *             reply; what waits to be sent: KVIST_OUTPUT_BYTES_MAX, and above
+ *             KVIST_OUTPUT_PAUSE_BYTES nothing more is read from that peer
+ * States      GREETING -> OPEN [hello] -> CLOSING [a Failure is on its way out] -> gone
+ * Errors      none come back: a connection that fails is logged, counted and closed
+ * Source      unix(7) SO_PEERCRED, SO_PEERPIDFD (Linux 6.5), pidfd_open(2)
  */
 #ifndef KVIST_DAEMON_SERVER_H
 #define KVIST_DAEMON_SERVER_H
@@ -86,14 +87,14 @@ struct kvist_server_handler {
 };
 
 /* A socket that is listened on. */
-struct kvist_server_door {
+struct kvist_server_socket {
     struct kvist_server *server;
     int listen_fd;      /* borrowed */
     const char *tenant; /* borrowed: of whoever comes through it; NULL: as [tenants] says */
     struct event *acceptable;
 };
 
-#define KVIST_DOORS_MAX (1 + KVIST_CONFIG_SOCKETS_MAX)
+#define KVIST_SERVER_SOCKETS_MAX (1 + KVIST_CONFIG_SOCKETS_MAX)
 
 struct kvist_server {
     struct event_base *base;
@@ -102,8 +103,8 @@ struct kvist_server {
     struct kvist_server_handler handler;
     struct kvist_log_limit log_limit;
     int spare_fd; /* given up for a moment when fds run out */
-    struct kvist_server_door doors[KVIST_DOORS_MAX];
-    size_t door_count;
+    struct kvist_server_socket sockets[KVIST_SERVER_SOCKETS_MAX];
+    size_t socket_count;
     struct event *accept_again;
     struct kvist_connection *connections;
     uint32_t connection_count;
@@ -115,7 +116,7 @@ struct kvist_server {
  * @param listen_fd  borrowed
  * @param tenant     borrowed: of whoever comes through it; NULL: as [tenants] says
  */
-void kvist_server_add_door(struct kvist_server *server, int listen_fd, const char *tenant);
+void kvist_server_add_socket(struct kvist_server *server, int listen_fd, const char *tenant);
 
 /** Start accepting. */
 KVIST_MUST_USE enum kvist_status kvist_server_start(struct kvist_server *server,

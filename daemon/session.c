@@ -415,9 +415,8 @@ enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *session
                                0,
                                "open_pool",
                                "kvistd opens no pool for peers that could write memory whatever "
-                               "its permissions say (daemon.privileged_peers = refuse): drop "
-                               "CAP_DAC_OVERRIDE, CAP_FOWNER and CAP_SYS_PTRACE, or run as another "
-                               "user");
+                               "its permissions say (daemon.privileged_peers = refuse): run as "
+                               "another user, without capabilities");
     }
     bool open[KVIST_POOLS_MAX] = {false};
     bool own[KVIST_POOLS_MAX] = {false};

@@ -7,11 +7,12 @@
  * Ownership   the table owns sessions and processes; a connection borrows its process
  * Threads     loop
  * Limits      KVIST_SESSIONS_MAX, of which a peer has its share (share.h), as of open pools; ranks
- * and one scheduler a session Invariants  a session has at least one process; process->connection
- * and connection->process name each other Errors      DENIED: a session id of another user, a
- * process that cannot be watched; INVALID: it does not fit its session; EXISTS: the place is taken
- * by a process that lives; BUSY Source      pidfd_open(2): readable once the process has ended, its
- * mappings gone with it
+ *             and one scheduler a session
+ * Invariants  a session has at least one process; process->connection and connection->process name
+ *             each other
+ * Errors      DENIED: a session id of another user, a process that cannot be watched; INVALID: it
+ *             does not fit its session; EXISTS: the place is taken by a process that lives; BUSY
+ * Source      pidfd_open(2): readable once the process has ended, its mappings gone with it
  */
 #ifndef KVIST_DAEMON_SESSION_H
 #define KVIST_DAEMON_SESSION_H

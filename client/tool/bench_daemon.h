@@ -2,7 +2,8 @@
  * bench_daemon - a kvistd of the benchmark's own.
  *
  * Role        starts kvistd in a temporary directory, waits until it says that it is ready, stops
- * it and removes the directory. It dies with the benchmark, however that ends. Units       bytes
+ *             it and removes the directory. It dies with the benchmark, however that ends.
+ * Units       bytes
  * Threads     one
  */
 #ifndef KVIST_TOOL_BENCH_DAEMON_H

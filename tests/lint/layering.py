@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check who includes whom, and how long files and functions are.
+"""Check who includes whom, how long files and functions are, and that the top level holds rooms.
 
 The table below is that of the rooms: a file may include what its room may, and third-party headers
 only where they belong. Prints one line a fault; the exit status is 1 when there is any.
@@ -21,6 +21,9 @@ ROOMS = {
     "deploy": set(),
     "tests": {"proto", "storage", "daemon", "client", "cuda", "tests"},
 }
+
+# What else may stand at the top, beside dotfiles and what .gitignore names.
+TOP = r"(README|CONTRIBUTING)\.md|LICENSE|CMake(Lists\.txt|Presets\.json)|build.*|dist|.*\.egg-info"
 
 # A third-party header, and the files that may include it. Tests may include anything.
 THIRD_PARTY = [
@@ -198,7 +201,12 @@ def check_sizes(path, text):
 
 def check_tree(root):
     """All faults of a tree, and the number of files that were looked at."""
-    faults, users, count = [], {}, 0
+    users, count = {}, 0
+    faults = [
+        f"{name} is no room, and none of the files of the top level"
+        for name in sorted(os.listdir(root))
+        if name not in ROOMS and name[0] != "." and not re.fullmatch(TOP, name)
+    ]
     for path in source_files(root):
         with open(os.path.join(root, path), encoding="utf-8") as file:
             text = file.read()
@@ -254,6 +262,8 @@ PLANTED = [
     ("tests/longest.c", "int f(int a)\n{\n" + 2 * LONG_BODY + "}\n", "120 are allowed"),
     ("tests/longest.py", "def f():\n" + "    g()\n" * 120, "120 are allowed"),
     ("daemon/file.c", "int a;\n" * 801, "801 lines"),
+    ("README.md", "# kvist\n", None),
+    ("tier_left", "", "is no room"),
 ]
 
 

@@ -14,11 +14,14 @@
  *   detach_grace_us, takes answer nothing, commits and prefetches are dropped.
  *
  * Role        finds, leases, takes, marks, commits, addresses slots. Does not copy: see
- * kvist/copy.h. Units       bytes and microseconds (monotonic) as named Ownership   client owns
- * pools, mappings and its socket; leases and takes are plain values that must be given back Threads
- * every function may be called from any thread; calls on the data path take one short lock that is
- * never held over a system call that can wait. Messages are pumped by kvist_client_pump(), or by
- * the one thread that kvist_client_thread_start() makes. Callbacks run on the thread that pumps.
+ *             kvist/copy.h.
+ * Units       bytes and microseconds (monotonic) as named
+ * Ownership   client owns pools, mappings and its socket; leases and takes are plain values that
+ *             must be given back
+ * Threads     every function may be called from any thread; calls on the data path take one short
+ *             lock that is never held over a system call that can wait. Messages are pumped by
+ *             kvist_client_pump(), or by the one thread that kvist_client_thread_start() makes.
+ *             Callbacks run on the thread that pumps.
  *             fork: a child must not use the parent's client; signals: none are used, SIGPIPE is
  *             never raised. The library never prints, aborts or exits.
  * Limits      limits.h
