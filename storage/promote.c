@@ -364,19 +364,21 @@ enum kvist_status kvist_store_prefetch(struct kvist_store_session *session,
 
 /* --- What the tier tells --------------------------------------------------------------------- */
 
-/* Too little memory for one: its blocks stay unknown. */
+/* Too little memory for one: its blocks stay unknown, and for good if they were cleared. */
 static void
 create_loaded(struct kvist_store *store, const struct kvist_tier_pool *about, bool cleared)
 {
     struct kvist_store_pool *pool = NULL;
     if (kvist_pool_create(store, about, &pool, NULL) != KVIST_OK) {
-        store->rest_left = store->rest_left || cleared;
+        if (cleared) {
+            kvist_tier_forget_pool(store->tier, about->pool_id);
+            store->rest_left = true;
+        }
         return;
     }
     pool->put_wanted = cleared;
     pool->tier_knows = !cleared;
     if (cleared) {
-        kvist_roster_set_cleared(pool, true);
         kvist_pool_set_generation(pool, about->generation + 1);
     }
 }
@@ -400,12 +402,13 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
     }
     if (pool->adopted) {
         kvist_adopt_settle(pool, about);
-    } else if (pool->epoch == 0) {
+    } else if (pool->epoch == 0 && !kvist_roster_is_cleared(pool)) {
         kvist_pool_set_generation(pool, about->generation);
         pool->put_wanted = false;
         pool->tier_knows = true;
     } else if (pool->about.generation <= about->generation) {
-        kvist_pool_set_generation(pool, about->generation + 1); /* cleared before it was known here */
+        kvist_pool_set_generation(pool,
+                                  about->generation + 1); /* cleared before it was known here */
     }
 }
 

@@ -146,7 +146,7 @@ void kvist_roster_put_pool(const struct kvist_store_pool *pool)
     record->about = pool->about;
     set_word(&record->map_serial, pool->map.serial);
     set_word(&record->next_map_serial, 0);
-    set_word(&record->cleared, 0);
+    set_word(&record->cleared, kvist_roster_rest_cleared(pool->store, pool->about.tenant));
     set_word(&record->serial, pool->serial);
 }
 

@@ -20,11 +20,11 @@
 
 #include <stdatomic.h>
 
-#define KVIST_ROSTER_MAGIC   0x7473726573696b76ULL
-#define KVIST_ROSTER_VERSION 2U                    /* 2: memory and pidfds tell what they are */
-#define KVIST_PROCESSES_MAX  (KVIST_RANKS_MAX + 1) /* of one session */
+#define KVIST_ROSTER_MAGIC       0x7473726573696b76ULL
+#define KVIST_ROSTER_VERSION     2U                    /* 2: memory and pidfds tell what they are */
+#define KVIST_PROCESSES_MAX      (KVIST_RANKS_MAX + 1) /* of one session */
 #define KVIST_ROSTER_CLEARED_MAX 16U                   /* with more, all of them */
-#define KVIST_ADOPTS_MAX     5U /* daemons that died while they adopted: the next one does not */
+#define KVIST_ADOPTS_MAX         5U /* daemons that died while they adopted: the next one does not */
 
 /* The first letter of the names under which fds are kept; a serial in hex follows. */
 enum kvist_kept_kind {
@@ -111,6 +111,7 @@ uint64_t kvist_roster_reservation(struct kvist_store *store);
 /** Whether a reservation was ever given in this arena. */
 bool kvist_roster_reserved(const struct kvist_store *store, uint64_t reservation);
 
+/** Cleared if its tenant's rest is: then what the tier tells of it later does not count. */
 void kvist_roster_put_pool(const struct kvist_store_pool *pool);
 void kvist_roster_drop_pool(const struct kvist_store_pool *pool);
 void kvist_roster_set_cleared(const struct kvist_store_pool *pool, bool cleared);

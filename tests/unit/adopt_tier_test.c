@@ -1,4 +1,5 @@
 /* adopt over a real tier: what is on NVMe is what the tier says, whatever the old index said. */
+#include "proto/base/fault.h"
 #include "storage/internal.h"
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
@@ -36,8 +37,8 @@ static void open_store(void)
 static void open_engine(void)
 {
     engine = kvist_test_engine_open(store, 1, 1);
-    KVIST_TEST_EQUAL(
-        kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES)), 0);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES)),
+                     0);
     kvist_test_settle(store);
 }
 
@@ -287,6 +288,49 @@ static void what_was_cleared_unseen_stays_cleared(void)
     expect_none_for_ever();
 }
 
+/* The pool is opened between the clear and what the tier tells of it. */
+static void what_is_opened_before_the_tier_tells_stays_cleared(void)
+{
+    begin_without_the_tier();
+    kvist_store_clear_rest(store, "");
+    kvist_test_vault_kill(&store);
+    open_store();
+    KVIST_TEST_TRUE(!store->tier_loaded);
+    open_engine();
+    put_range(100, 5);
+    KVIST_TEST_EQUAL(count_places(100, 5).ready, 5);
+    expect_none_for_ever();
+}
+
+static void what_is_opened_after_the_clear_stays_cleared(void)
+{
+    begin_without_the_tier();
+    kvist_store_clear_rest(store, "");
+    open_engine();
+    put_range(100, 5);
+    kvist_test_vault_kill(&store);
+    open_store();
+    kvist_test_engine_adopt(engine, store);
+    wait_loaded();
+    KVIST_TEST_EQUAL(count_places(100, 5).ready, 5);
+    expect_none_for_ever();
+}
+
+/* There is too little memory for the pool when the tier tells of it. */
+static void what_could_not_be_made_stays_cleared(void)
+{
+    begin_without_the_tier();
+    kvist_store_clear_rest(store, "");
+    kvist_test_vault_kill(&store);
+    open_store();
+    kvist_fault_arm("memfd.create", 1, false);
+    wait_loaded();
+    KVIST_TEST_EQUAL(kvist_fault_disarm(), 1);
+    KVIST_TEST_TRUE(store->pools[0] == NULL);
+    open_engine();
+    expect_none_for_ever();
+}
+
 static void others_pools_are_not_cleared_unseen(void)
 {
     begin_without_the_tier();
@@ -356,6 +400,11 @@ int main(void)
         {"a clear without the tier counts when it is back",
          a_clear_without_the_tier_counts_when_it_is_back},
         {"what was cleared unseen stays cleared", what_was_cleared_unseen_stays_cleared},
+        {"what is opened before the tier tells stays cleared",
+         what_is_opened_before_the_tier_tells_stays_cleared},
+        {"what is opened after the clear stays cleared",
+         what_is_opened_after_the_clear_stays_cleared},
+        {"what could not be made stays cleared", what_could_not_be_made_stays_cleared},
         {"others' pools are not cleared unseen", others_pools_are_not_cleared_unseen},
         {"a clear under way is finished", a_clear_under_way_is_finished},
         {"blocks from before a clear elsewhere are dropped",
