@@ -88,8 +88,7 @@ static void free_pool(struct kvist_store_pool *pool)
 static bool has_members(const struct kvist_store_pool *pool)
 {
     for (uint32_t index = 0; index < pool->segment_max; index++) {
-        if (pool->segments[index].life != KVIST_LIFE_NONE &&
-            pool->segments[index].lent_count > 0) {
+        if (pool->segments[index].life != KVIST_LIFE_NONE && pool->segments[index].lent_count > 0) {
             return true;
         }
     }
@@ -226,7 +225,7 @@ static struct kvist_store_pool *make_pool(struct kvist_store *store,
         pool->serial = serial;
         pool->store = store;
         pool->about = *about;
-    pool->tenant = kvist_tenant_find(store, about->tenant);
+        pool->tenant = kvist_tenant_find(store, about->tenant);
         pool->ops = kvist_policies[store->options.eviction];
         pool->retired_head = KVIST_SLOT_NONE;
         pool->last_used_us = store->now_us;
@@ -407,9 +406,11 @@ static void put_done(void *ctx, enum kvist_status status, const struct kvist_tie
 
 void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation)
 {
-    /* The slots first: in no moment are they of an earlier generation than the pool. */
+    /* The slots first: in no moment are they of an earlier generation than the pool. But for those
+       from before a clear: they stay what they were. */
     for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
-        if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_FREE) {
+        if (kvist_slot_state_of(pool, slot) != KVIST_SLOT_FREE &&
+            pool->slots[slot].epoch == pool->epoch) {
             atomic_store_explicit(
                 &pool->map.slots[slot].pool_generation, generation, memory_order_relaxed);
         }

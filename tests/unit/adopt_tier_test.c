@@ -277,6 +277,27 @@ static void a_clear_without_the_tier_counts_when_it_is_back(void)
     expect_none_for_ever();
 }
 
+/* A fill that was begun before the clear is of no generation that came later, however often the
+   store is killed meanwhile. */
+static void what_was_granted_before_a_clear_is_never_committed(void)
+{
+    begin_without_the_tier();
+    open_engine();
+    struct kvist_store_grant early;
+    KVIST_TEST_FATAL(kvist_test_engine_take(engine, 0, &early));
+    kvist_test_fill(kvist_test_engine_slot(engine, 0, early.slot), 7, SLOT_BYTES);
+    kvist_test_engine_mark(engine, 0, &early);
+    clear_now();
+    uint64_t generation = engine->pools[0].pool->about.generation;
+    for (unsigned round = 0; round < 2; round++) {
+        restart_warm();
+        wait_loaded();
+        KVIST_TEST_TRUE(engine->pools[0].pool->about.generation > generation);
+    }
+    KVIST_TEST_STATUS(kvist_test_engine_commit(engine, 0, &early, 7, SLOT_BYTES), KVIST_STALE);
+    expect_none_for_ever();
+}
+
 static void what_was_cleared_unseen_stays_cleared(void)
 {
     begin_without_the_tier();
@@ -399,6 +420,8 @@ int main(void)
         {"a tier that is gone is not believed", a_tier_that_is_gone_is_not_believed},
         {"a clear without the tier counts when it is back",
          a_clear_without_the_tier_counts_when_it_is_back},
+        {"what was granted before a clear is never committed",
+         what_was_granted_before_a_clear_is_never_committed},
         {"what was cleared unseen stays cleared", what_was_cleared_unseen_stays_cleared},
         {"what is opened before the tier tells stays cleared",
          what_is_opened_before_the_tier_tells_stays_cleared},
