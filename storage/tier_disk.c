@@ -44,9 +44,16 @@ static enum kvist_status check_empty(int directory_fd, const char *path, struct 
         return kvist_error_set_errno(err, errno, "opendir", "cannot list %s", path);
     }
     enum kvist_status status = KVIST_OK;
-    const struct dirent *entry = NULL;
-    /* NOLINTNEXTLINE(concurrency-mt-unsafe): own DIR */
-    while (status == KVIST_OK && (entry = readdir(listing)) != NULL) {
+    while (status == KVIST_OK) {
+        errno = kvist_fault_point("tier.list") ? EIO : 0;
+        /* NOLINTNEXTLINE(concurrency-mt-unsafe): own DIR */
+        const struct dirent *entry = errno == 0 ? readdir(listing) : NULL;
+        if (entry == NULL) {
+            if (errno != 0) {
+                status = kvist_error_set_errno(err, errno, "readdir", "cannot list %s", path);
+            }
+            break;
+        }
         if (!is_dots(entry->d_name) && strcmp(entry->d_name, "lost+found") != 0) {
             status = kvist_error_set(err,
                                      KVIST_INVALID,
@@ -67,7 +74,11 @@ static enum kvist_status
 check_lock(int lock_fd, const char *path, bool *new_out, struct kvist_error *err)
 {
     char text[sizeof(LOCK_TEXT)] = "";
-    ssize_t got = pread(lock_fd, text, sizeof(text), 0);
+    ssize_t got =
+        kvist_fault_point("tier.lock") ? (errno = EIO, -1) : pread(lock_fd, text, sizeof(text), 0);
+    if (got < 0) {
+        return kvist_error_set_errno(err, errno, "read", "cannot read %.120s/" LOCK_NAME, path);
+    }
     *new_out = got == 0;
     if (got != 0 &&
         (got != (ssize_t)strlen(LOCK_TEXT) || memcmp(text, LOCK_TEXT, strlen(LOCK_TEXT)) != 0)) {

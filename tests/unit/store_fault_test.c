@@ -219,14 +219,19 @@ static void a_broken_disk_is_left_alone(void)
     KVIST_TEST_TRUE(kvist_test_stats(store).spills_total > 0);
 }
 
-/* Open with a tier that cannot be opened now. */
-static void open_without_tier(enum kvist_admission admission)
+/* Open with a tier that cannot be opened now, for this call fails. */
+static void open_failing(const char *point, enum kvist_admission admission)
 {
     close_all();
-    kvist_fault_arm("tier.open", 1, true);
+    kvist_fault_arm(point, 1, true);
     open_all(admission);
     KVIST_TEST_TRUE(kvist_test_stats(store).has_tier && kvist_test_stats(store).tier_is_away);
     KVIST_TEST_TRUE(strstr(kvist_test_stats(store).tier.degraded, path) != NULL);
+}
+
+static void open_without_tier(enum kvist_admission admission)
+{
+    open_failing("tier.open", admission);
 }
 
 static void wait_for_tier(void)
@@ -264,6 +269,24 @@ static void a_tier_that_is_away_at_start_comes_later(void)
     KVIST_TEST_STATUS(saved.status, KVIST_OK);
     KVIST_TEST_EQUAL(saved.blocks, kvist_test_stats(store).slots_ready);
     KVIST_TEST_EQUAL(count_kept(0, 20), 20);
+}
+
+/* An error tells nothing of whose the directory is, nor that it is empty. */
+static void a_directory_that_cannot_be_read_is_not_judged(void)
+{
+    put_range(0, 20);
+    save();
+    open_failing("tier.lock", KVIST_ADMIT_EVICTED);
+    wait_for_tier();
+    KVIST_TEST_EQUAL(kvist_test_stats(store).tier.blocks, 20);
+    close_all();
+    kvist_unit_remove_tree(path);
+    KVIST_TEST_FATAL(mkdir(path, 0700) == 0);
+    kvist_fault_arm("tier.list", 1, true);
+    open_all(KVIST_ADMIT_EVICTED);
+    KVIST_TEST_TRUE(kvist_test_stats(store).tier_is_away);
+    wait_for_tier();
+    KVIST_TEST_EQUAL(kvist_test_stats(store).tier.blocks, 0);
 }
 
 static void what_was_stored_without_a_tier_is_written_behind(void)
@@ -323,6 +346,8 @@ int main(void)
         {"write-behind goes on when the disk is well", write_behind_goes_on_when_the_disk_is_well},
         {"a broken disk is left alone", a_broken_disk_is_left_alone},
         {"a tier that is away at start comes later", a_tier_that_is_away_at_start_comes_later},
+        {"a directory that cannot be read is not judged",
+         a_directory_that_cannot_be_read_is_not_judged},
         {"what was stored without a tier is written behind",
          what_was_stored_without_a_tier_is_written_behind},
         {"a clear without the tier is told and made good",
