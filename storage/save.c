@@ -1,10 +1,11 @@
 /*
  * save - the hot set to NVMe: for `kvist save`, and before an orderly stop.
  *
- * Role        writes what is hot and in DRAM alone, hottest first, then syncs. Counts what could
- * not be written, and says why. Limits      no more than stays on NVMe: later writes would push out
- * what was saved before Errors      a block that was not written gets another turn after a wait;
- * when several waits in a row have not helped, all that is left counts as unsaved
+ * Role        writes what is hot and in DRAM alone, hottest first, then syncs. Counts what could not
+ *             be written, and says why.
+ * Limits      no more than stays on NVMe: later writes would push out what was saved before
+ * Errors      a block that was not written gets another turn after a wait; when several waits in a
+ *             row have not helped, all that is left counts as unsaved
  */
 #include "storage/internal.h"
 
