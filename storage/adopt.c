@@ -11,8 +11,8 @@
  *             it all the same; else GRANTED when the map says so and its session lives; else FREE
  *             when the map says so; else RETIRED
  * Kills       what a reader could find is READY by that rule at every moment, but for what is being
- *             dropped: a slot says READY before an entry names it, a READY entry is not written again
- *             but to hide it, slots are raised to a generation before their pool is
+ *             dropped: a slot says READY before an entry names it, a READY entry is not written
+ *             again but to hide it, slots are raised to a generation before their pool is
  * NVMe        entries of blocks that are on NVMe are dropped, and come back when the tier reads its
  *             index: so none is believed that the tier does not have
  * Cost        O(slots + index); no block is touched
@@ -242,7 +242,7 @@ static bool is_published(const struct kvist_store_pool *pool,
            is_current(pool, slot) && block_bytes > 0 && block_bytes <= pool->about.slot_bytes;
 }
 
-/* A slot that is named by an entry and not READY by it may be leased: it is CLASHED, and retires. */
+/* A slot that an entry names and that is not READY by it may be leased: CLASHED, it retires. */
 static bool keep_entry(void *ctx, uint32_t position, const struct kvist_entry_copy *entry)
 {
     struct kvist_store_pool *pool = ctx;
@@ -526,6 +526,15 @@ static enum kvist_slot_state judge_slot(struct kvist_store_pool *pool, uint32_t 
     return state == KVIST_SLOT_FREE ? KVIST_SLOT_FREE : KVIST_SLOT_RETIRED;
 }
 
+/* Its segments cannot fill the arena; those of a new pool would be larger. */
+static bool is_bound(const struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
+    uint64_t room_bytes = pool->segment_room * pool->segment_bytes;
+    return room_bytes + pool->segment_bytes <= store->options.arena_bytes &&
+           pool->segment_bytes < kvist_pool_segment_bytes(store, pool->about.slot_bytes);
+}
+
 static void adopt_slots(struct kvist_store_pool *pool)
 {
     struct kvist_adoption *adoption = &pool->store->adoption;
@@ -549,8 +558,7 @@ static void adopt_slots(struct kvist_store_pool *pool)
         }
     }
     adoption->pools++;
-    uint64_t room_bytes = pool->segment_room * pool->segment_bytes;
-    adoption->pools_bound += room_bytes + pool->segment_bytes <= pool->store->options.arena_bytes;
+    adoption->pools_bound += is_bound(pool);
     adoption->blocks += pool->counts[KVIST_SLOT_READY];
     adoption->bytes += pool->block_bytes_ready;
 }

@@ -589,6 +589,8 @@ void kvist_pool_destroy(struct kvist_store_pool **pool);
 bool kvist_pool_fits(const struct kvist_store *store);
 /* Of pools whose slots are not too large for it. */
 uint64_t kvist_pool_segment_bytes_least(uint64_t arena_bytes);
+/* Of a new pool. */
+uint64_t kvist_pool_segment_bytes(const struct kvist_store *store, uint64_t slot_bytes);
 /* A step towards a larger map, when it is time; members are told in this or the next turn. */
 void kvist_pool_grow_map(struct kvist_store_pool *pool);
 /* What is in DRAM stays valid in the new generation. */

@@ -31,7 +31,7 @@ uint64_t kvist_store_segments_max(uint64_t arena_bytes)
     return arena_bytes / bytes;
 }
 
-static uint64_t segment_bytes_for(const struct kvist_store *store, uint64_t slot_bytes)
+uint64_t kvist_pool_segment_bytes(const struct kvist_store *store, uint64_t slot_bytes)
 {
     uint64_t bytes = kvist_pool_segment_bytes_least(store->options.arena_bytes);
     if (bytes < slot_bytes * KVIST_SEGMENT_SLOTS_MIN) {
@@ -195,7 +195,7 @@ static enum kvist_status size_pool(struct kvist_store_pool *pool, struct kvist_e
 {
     uint64_t slot_bytes = pool->about.slot_bytes;
     uint64_t arena_bytes = pool->store->options.arena_bytes;
-    pool->segment_bytes = segment_bytes_for(pool->store, slot_bytes);
+    pool->segment_bytes = kvist_pool_segment_bytes(pool->store, slot_bytes);
     if (pool->segment_bytes > arena_bytes) {
         return kvist_error_set(err,
                                KVIST_NO_SPACE,

@@ -226,6 +226,33 @@ static void what_cannot_be_kept_is_not_made(void)
     KVIST_TEST_EQUAL(count_right(490, 10), 10);
 }
 
+/* Killed and opened again with another size. @return how many pools are bound by the old one */
+static uint32_t count_bound(uint64_t before_bytes, uint64_t after_bytes, uint64_t slot_bytes)
+{
+    struct kvist_adoption adoption;
+    open_store(before_bytes);
+    (void)kvist_test_pool_open(store, 1, slot_bytes);
+    kvist_test_vault_kill(&store);
+    open_store(after_bytes);
+    kvist_store_adoption(store, &adoption);
+    KVIST_TEST_EQUAL(adoption.pools, 1);
+    kvist_store_close(&store);
+    return adoption.pools_bound;
+}
+
+/* But not those that would have no larger segments if they were new. */
+static void pools_that_an_arena_has_outgrown_are_told(void)
+{
+    static const uint64_t slot_bytes[] = {16ULL << 20, 64ULL << 20, 96ULL << 20};
+    for (unsigned index = 0; index < KVIST_ARRAY_COUNT(slot_bytes); index++) {
+        KVIST_TEST_EQUAL(count_bound(2ULL << 40, 2ULL << 40, slot_bytes[index]), 0);
+        KVIST_TEST_EQUAL(count_bound(1ULL << 40, 2ULL << 40, slot_bytes[index]), 0);
+        KVIST_TEST_EQUAL(count_bound(64ULL << 30, 64ULL << 30, slot_bytes[index]), 0);
+        KVIST_TEST_EQUAL(count_bound(64ULL << 30, 1ULL << 40, slot_bytes[index]), 1);
+    }
+    open_store(SMALL);
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -235,6 +262,7 @@ int main(void)
         {"a stopped engine is not waited for", a_stopped_engine_is_not_waited_for},
         {"a pool grows into a larger arena", a_pool_grows_into_a_larger_arena},
         {"what cannot be kept is not made", what_cannot_be_kept_is_not_made},
+        {"pools that an arena has outgrown are told", pools_that_an_arena_has_outgrown_are_told},
     };
     return kvist_unit_main("adopt_size", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
 }
