@@ -20,7 +20,8 @@
 uint64_t kvist_pool_segment_bytes_least(uint64_t arena_bytes)
 {
     uint64_t bytes = arena_bytes / SEGMENTS_OF_ARENA;
-    return bytes > SEGMENT_BYTES_LEAST ? bytes : SEGMENT_BYTES_LEAST;
+    bytes = bytes > SEGMENT_BYTES_LEAST ? bytes : SEGMENT_BYTES_LEAST;
+    return bytes < KVIST_SEGMENT_BYTES_MAX ? bytes : KVIST_SEGMENT_BYTES_MAX;
 }
 
 uint64_t kvist_store_segments_max(uint64_t arena_bytes)

@@ -65,6 +65,20 @@ static void memory_is_there_before_pools(void)
     KVIST_TEST_EQUAL(store->spare.bytes, LEAST);
 }
 
+/* No larger than a segment, however large the arena; nothing is populated here. */
+static void memory_of_a_large_arena_is_of_a_segment(void)
+{
+    for (uint64_t arena_bytes = 256ULL << 30; arena_bytes <= 4ULL << 40; arena_bytes *= 2) {
+        kvist_store_close(&store);
+        struct kvist_store_options options = kvist_test_options(arena_bytes);
+        options.populate_ahead = true;
+        store = kvist_test_store_open(&options);
+        const struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
+        KVIST_TEST_EQUAL(store->spare.bytes, pool->segment_bytes);
+        KVIST_TEST_TRUE(store->spare.count_max > 0);
+    }
+}
+
 /* A segment has its pages when it is made, before any worker has touched it. */
 static void a_segment_is_made_of_it(void)
 {
@@ -148,6 +162,7 @@ int main(void)
 {
     static const struct kvist_unit_case cases[] = {
         {"memory is there before pools", memory_is_there_before_pools},
+        {"memory of a large arena is of a segment", memory_of_a_large_arena_is_of_a_segment},
         {"a segment is made of it", a_segment_is_made_of_it},
         {"a larger segment is sized and sealed", a_larger_segment_is_sized_and_sealed},
         {"pools get all of the arena", pools_get_all_of_the_arena},
