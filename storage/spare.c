@@ -6,8 +6,8 @@
  *             its size is set then, and what it is larger is populated with the segment.
  * Limits      KVIST_SPARES_OF_ARENA of the arena, KVIST_SPARE_BYTES_MAX at most; less as segments
  *             leave less of the arena. One at a time, while no pool waits for memory
- * Invariants  spares and segments are never more than the arena: kvist_spare_trim() after each
- *             segment that is made
+ * Invariants  spares and segments are never more than the arena, but for the last spare while it is
+ *             coming: kvist_spare_trim() after each segment that is made, and when it has come
  */
 #include "proto/shm/memfd.h"
 #include "storage/internal.h"
@@ -17,7 +17,7 @@
 
 uint64_t kvist_spare_bytes(const struct kvist_store *store)
 {
-    return store->spare.count * store->spare.bytes;
+    return (store->spare.count + store->spare.busy) * store->spare.bytes;
 }
 
 void kvist_spare_init(struct kvist_store *store)

@@ -33,7 +33,7 @@ static void teardown(void)
 
 static void settle_full(void)
 {
-    KVIST_TEST_SETTLE_WHILE(store, kvist_spare_bytes(store) < MOST);
+    KVIST_TEST_SETTLE_WHILE(store, store->spare.busy || kvist_spare_bytes(store) < MOST);
     KVIST_TEST_EQUAL(kvist_test_stats(store).spare_bytes, MOST);
 }
 
@@ -127,6 +127,29 @@ static void pools_get_all_of_the_arena(void)
     }
 }
 
+/* Segments take the place of what is there already when one more is on its way. */
+static void one_that_is_coming_counts(void)
+{
+    struct kvist_spare *spare = &store->spare;
+    struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
+    while (store->used_bytes < ARENA - MOST) {
+        settle_full();
+        KVIST_TEST_STATUS(kvist_arena_grow(pool), KVIST_OK);
+    }
+    uint64_t until_us = kvist_clock_now_us() + KVIST_TEST_PATIENCE_US;
+    while ((spare->count < spare->count_max - 1 || !spare->busy) &&
+           kvist_clock_now_us() < until_us) {
+        (void)kvist_store_turn(store, store->now_us + 1);
+    }
+    KVIST_TEST_FATAL(spare->busy && spare->count == spare->count_max - 1);
+    KVIST_TEST_EQUAL(kvist_spare_bytes(store), MOST);
+    pool = kvist_test_pool_open(store, 2, LARGE_BYTES);
+    KVIST_TEST_STATUS(kvist_arena_grow(pool), KVIST_OK);
+    KVIST_TEST_EQUAL(pool->segment_bytes, 2 * LEAST);
+    KVIST_TEST_EQUAL(spare->count, spare->count_max - 3); /* one was taken, one given back */
+    KVIST_TEST_EQUAL(store->used_bytes + kvist_spare_bytes(store), ARENA);
+}
+
 /* Whatever fails, memory comes later, and nothing is lost. */
 static void failures_are_tried_again(void)
 {
@@ -134,15 +157,17 @@ static void failures_are_tried_again(void)
     for (unsigned index = 0; index < KVIST_ARRAY_COUNT(points); index++) {
         kvist_fault_arm(points[index], 1, false);
         kvist_test_settle(store);
-        (void)kvist_fault_disarm();
+        KVIST_TEST_TRUE(kvist_fault_disarm() >= 1);
         settle_full();
         kvist_spare_fini(store);
     }
     settle_full();
+    uint32_t serial = store->spare.ready[store->spare.count - 1].serial;
     struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, SLOT_BYTES);
     kvist_fault_arm("memfd.seal", 1, false);
-    KVIST_TEST_STATUS(kvist_arena_grow(pool), KVIST_OK); /* of memory that is new */
-    (void)kvist_fault_disarm();
+    KVIST_TEST_STATUS(kvist_arena_grow(pool), KVIST_OK);
+    KVIST_TEST_TRUE(kvist_fault_disarm() >= 1);
+    KVIST_TEST_TRUE(pool->segments[0].serial != serial); /* of memory that is new */
     KVIST_TEST_EQUAL(kvist_spare_bytes(store), MOST - LEAST);
     settle_full();
 }
@@ -166,6 +191,7 @@ int main(void)
         {"a segment is made of it", a_segment_is_made_of_it},
         {"a larger segment is sized and sealed", a_larger_segment_is_sized_and_sealed},
         {"pools get all of the arena", pools_get_all_of_the_arena},
+        {"one that is coming counts", one_that_is_coming_counts},
         {"failures are tried again", failures_are_tried_again},
         {"nobody waits for it", nobody_waits_for_it},
     };
