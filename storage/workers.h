@@ -37,8 +37,8 @@ KVIST_MUST_USE enum kvist_status kvist_workers_create(const char *name,
                                                       struct kvist_error *err);
 
 /**
- * Have idle priority make way for whatever else the host runs: while it is busy a thread rests, but
- * works a millisecond in twenty.
+ * Have idle priority make way for whatever else the host runs: while it is busy a thread rests, for
+ * 20 ms at most; then it works, and looks again after a millisecond, between jobs.
  *
  * @param busy_fd  of kvist_busy_open(); taken over; -1: no host is busy
  */
