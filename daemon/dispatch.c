@@ -307,8 +307,8 @@ static void on_cleared(void *ctx, enum kvist_status status, uint64_t blocks, uin
             away
                 ? "the blocks in memory are dropped; those of the NVMe tier come back with it, for "
                   "its disk is in trouble (see kvistd's health): clear again then"
-            : pending->status == KVIST_BUSY ? "what is known is dropped, but the NVMe index is "
-                                              "still being read: clear again soon"
+            : pending->status == KVIST_BUSY ? "the NVMe tier has yet to read its index, or to "
+                                              "write down earlier clears: clear again soon"
             : pending->status == KVIST_NO_SPACE
                 ? "the blocks are dropped, but the disk of nvme.path is too full to write this "
                   "down, and a restart would bring those on it back: free a few MiB there, and "
@@ -414,14 +414,15 @@ static void on_clear(struct kvist_daemon *daemon,
             pending_refused(pending, status);
         }
     }
-    kvist_log(KVIST_LOG_INFO,
-              "cleared scope=%s tenant=%s pid=%d uid=%u",
-              !all                      ? "pool"
-              : connection->is_operator ? "all"
-                                        : "tenant",
-              connection->tenant,
-              (int)connection->pid,
-              (unsigned)connection->uid);
+    if (kvist_connection_may_log(connection)) {
+        const char *of_all = connection->is_operator ? "all" : "tenant";
+        kvist_log(KVIST_LOG_INFO,
+                  "cleared scope=%s tenant=%s pid=%d uid=%u",
+                  all ? of_all : "pool",
+                  connection->tenant,
+                  (int)connection->pid,
+                  (unsigned)connection->uid);
+    }
     on_cleared(pending, KVIST_OK, 0, 0);
 }
 

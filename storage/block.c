@@ -185,10 +185,12 @@ enum kvist_status kvist_store_clear(struct kvist_store *store,
                                     void *ctx)
 {
     KVIST_CHECK(store->magic == STORE_MAGIC && pool->magic == POOL_MAGIC);
-    struct kvist_clear *clear = malloc(sizeof(*clear));
+    struct kvist_clear *clear =
+        pool->clears_waiting < KVIST_POOL_CLEARS_MAX ? malloc(sizeof(*clear)) : NULL;
     if (clear == NULL) {
-        return KVIST_NO_MEMORY;
+        return pool->clears_waiting < KVIST_POOL_CLEARS_MAX ? KVIST_NO_MEMORY : KVIST_BUSY;
     }
+    pool->clears_waiting++;
     kvist_roster_set_cleared(pool, true);
     pool->epoch++;
     pool->about.generation++;
@@ -231,8 +233,10 @@ void kvist_block_pool_durable(struct kvist_store_pool *pool, enum kvist_status s
     }
 }
 
-void kvist_block_turn_clears(struct kvist_store *store)
+/* Take those that can be answered. */
+static struct kvist_clear *take_finished(struct kvist_store *store)
 {
+    struct kvist_clear *finished = NULL;
     struct kvist_clear **link = &store->clears;
     while (*link != NULL) {
         struct kvist_clear *clear = *link;
@@ -241,12 +245,26 @@ void kvist_block_turn_clears(struct kvist_store *store)
             continue;
         }
         *link = clear->next;
-        clear->done(clear->ctx,
-                    clear->durable ? clear->status : KVIST_CLOSED,
-                    clear->blocks,
-                    clear->bytes);
-        free(clear);
-        link = &store->clears; /* the callback may have cleared another pool */
+        clear->pool->clears_waiting--;
+        clear->next = finished;
+        finished = clear;
+    }
+    return finished;
+}
+
+void kvist_block_turn_clears(struct kvist_store *store)
+{
+    struct kvist_clear *finished = NULL;
+    while ((finished = take_finished(store)) != NULL) { /* a callback may clear another pool */
+        while (finished != NULL) {
+            struct kvist_clear *clear = finished;
+            finished = clear->next;
+            clear->done(clear->ctx,
+                        clear->durable ? clear->status : KVIST_CLOSED,
+                        clear->blocks,
+                        clear->bytes);
+            free(clear);
+        }
     }
 }
 

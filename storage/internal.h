@@ -171,6 +171,7 @@ struct kvist_store_pool {
     bool lend_wanted;  /* a process is to be told of a segment */
     bool map_replaced; /* members are to be told of a new map */
     bool put_wanted;   /* the tier is to remember it */
+    uint32_t clears_waiting;
     bool put_pending;
     uint64_t put_generation; /* that the tier is remembering */
     uint64_t put_after_us;

@@ -96,24 +96,12 @@ static bool has_members(const struct kvist_store_pool *pool)
     return false;
 }
 
-/* A clear of it has not been answered. */
-static bool is_awaited(const struct kvist_store_pool *pool)
-{
-    for (const struct kvist_clear *clear = pool->store->clears; clear != NULL;
-         clear = clear->next) {
-        if (clear->pool == pool) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Whether nobody uses a pool, nor waits for something of it. */
 static bool is_idle(const struct kvist_store_pool *pool)
 {
     return pool->session_count == 0 && pool->populating_count == 0 && !pool->put_pending &&
            pool->counts[KVIST_SLOT_LOADING] == 0 && pool->pin_count == 0 && !has_members(pool) &&
-           !is_awaited(pool);
+           pool->clears_waiting == 0;
 }
 
 static uint32_t count_of_tenant(const struct kvist_store *store, const struct kvist_tenant *tenant)

@@ -3,34 +3,38 @@
  *
  * Role        owns the arena (segments), the pool maps, the session pages and the NVMe tier, and
  *             makes every transition of architecture section 4. No sockets: the daemon calls in
- * with what peers asked for, and is called back with what to tell them. Life        FREE -> GRANTED
- * [top-up] -> READY [commit] -> RETIRED [evict, clear] -> FREE GRANTED -> FREE [return, session
- * close, commit refused] FREE -> LOADING [prefetch] -> READY | FREE RETIRED -> READY when eviction
- * finds a lease; RETIRED waits for its leases on clear Threads     the loop thread, every function
- * and every event. Populating, checksums and tier I/O run on workers and come back through
- * kvist_store_turn(). Grants      while the arena has room (a free segment that no smaller pool
- * waits for), a writer is granted up to 1 / (2 * (writers + 1)) of the arena's slots, writers being
- * the attachments of all pools that write: half of an even share, with one more to come. Pools grow
- * for it without waiting for commits. Without room the bound is also half of the pool's slots, or
- * an eighth beside another writer of the pool, 1 / (4 * n) beside more. With a tier a writer that
- * is the only one may have 256, up to half of the slots: in a small arena it stores whole prompts,
- * too. Within these bounds a writer is granted half more than it was seen to use or lack at once in
- * the last 30 to 60 s, as it says itself (kvist_store_used); at least 256 while there is room, and
- * 256 until it has made so many commits or 30 s are over; without room at least an even share of
- * 1/64 of the arena, 256 at most. Always at least 4; KVIST_GRANTS_MAX a session. What is held
- * beyond that is called back before blocks go (recalled), and is the session's until it gives it
- * back: one that is stopped keeps no more than its bound was Restart     with a keeper, maps,
- * segments, pages, pidfds and the roster (roster.h) outlive this process. The next store is given
- * them, believes nothing of them that it has not checked, and goes on: same instance, sessions,
- * ordinals, grants, leases, blocks. It adopts all or nothing: when something is missing that a
- * living process may still use, everything is let go, and the instance is another one. Ownership
- * fds and pointers handed out are borrowed and live as long as their object Limits      limits.h;
- * nothing here allocates on the path of commit, return, touch and eviction Invariants  every slot
- * is in exactly one state; FREE + GRANTED + READY + RETIRED + LOADING == slots of live segments; an
- * index entry and its slot entry name each other; the arena never exceeds arena_bytes, memory that
- * members still map included (kvist_store_check) Errors      INVALID: a peer asked for what cannot
- * be (close its connection); STALE: from before a clear; EXISTS, NOT_FOUND: normal outcomes; BUSY:
- * a limit; NO_MEMORY, SYSTEM
+ *             with what peers asked for, and is called back with what to tell them.
+ * Life        FREE -> GRANTED [top-up] -> READY [commit] -> RETIRED [evict, clear] -> FREE;
+ *             GRANTED -> FREE [return, session close, commit refused]; FREE -> LOADING [prefetch]
+ *             -> READY | FREE; RETIRED -> READY when eviction finds a lease; RETIRED waits for its
+ *             leases on clear
+ * Threads     the loop thread, every function and every event. Populating, checksums and tier I/O
+ *             run on workers and come back through kvist_store_turn().
+ * Grants      while the arena has room (a free segment that no smaller pool waits for), a writer is
+ *             granted up to 1 / (2 * (writers + 1)) of the arena's slots, writers being the
+ *             attachments of all pools that write: half of an even share, with one more to come.
+ *             Pools grow for it without waiting for commits. Without room the bound is also half of
+ *             the pool's slots, or an eighth beside another writer of the pool, 1 / (4 * n) beside
+ *             more. With a tier a writer that is the only one may have 256, up to half of the
+ *             slots: in a small arena it stores whole prompts, too. Within these bounds a writer is
+ *             granted half more than it was seen to use or lack at once in the last 30 to 60 s, as
+ *             it says itself (kvist_store_used); at least 256 while there is room, and 256 until it
+ *             has made so many commits or 30 s are over; without room at least an even share of
+ *             1/64 of the arena, 256 at most. Always at least 4; KVIST_GRANTS_MAX a session. What
+ *             is held beyond that is called back before blocks go (recalled), and is the session's
+ *             until it gives it back: one that is stopped keeps no more than its bound was
+ * Restart     with a keeper, maps, segments, pages, pidfds and the roster (roster.h) outlive this
+ *             process. The next store is given them, believes nothing of them that it has not
+ *             checked, and goes on: same instance, sessions, ordinals, grants, leases, blocks. It
+ *             adopts all or nothing: when something is missing that a living process may still use,
+ *             everything is let go, and the instance is another one.
+ * Ownership   fds and pointers handed out are borrowed and live as long as their object
+ * Limits      limits.h; nothing here allocates on the path of commit, return, touch and eviction
+ * Invariants  every slot is in exactly one state; FREE + GRANTED + READY + RETIRED + LOADING ==
+ *             slots of live segments; an index entry and its slot entry name each other; the arena
+ *             never exceeds arena_bytes, memory that members still map included (kvist_store_check)
+ * Errors      INVALID: a peer asked for what cannot be (close its connection); STALE: from before a
+ *             clear; EXISTS, NOT_FOUND: normal outcomes; BUSY: a limit; NO_MEMORY, SYSTEM
  */
 #ifndef KVIST_STORAGE_STORE_H
 #define KVIST_STORAGE_STORE_H
@@ -105,6 +109,7 @@ struct kvist_kept_fd {
     int fd;
 };
 
+#define KVIST_POOL_CLEARS_MAX   16U  /* that wait to be durable */
 #define KVIST_STORE_TENANTS_MAX 257U /* with limits of their own */
 
 struct kvist_store_tenant_limits {
@@ -497,6 +502,8 @@ typedef void kvist_store_done_fn(void *ctx,
  * Drop every block of a pool, in both tiers; earlier grants and promotions can no longer commit.
  * done is called when it is durable, in a later turn; with UNAVAILABLE when the tier is away: then
  * it is not durable before the tier is back.
+ *
+ * @return OK; NO_MEMORY; BUSY: KVIST_POOL_CLEARS_MAX of the pool wait to be durable, nothing is done
  */
 KVIST_MUST_USE enum kvist_status kvist_store_clear(struct kvist_store *store,
                                                    struct kvist_store_pool *pool,

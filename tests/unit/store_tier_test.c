@@ -272,6 +272,25 @@ static void a_clear_reaches_both_tiers_for_good(void)
     KVIST_TEST_TRUE(kept > 0);
 }
 
+static void clears_that_wait_for_the_disk_are_bounded(void)
+{
+    struct done_result results[KVIST_POOL_CLEARS_MAX + 1] = {{.calls = 0}};
+    put_range(0, 10);
+    for (unsigned index = 0; index < KVIST_POOL_CLEARS_MAX; index++) {
+        KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, &results[index]), KVIST_OK);
+    }
+    struct done_result *refused = &results[KVIST_POOL_CLEARS_MAX];
+    KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, refused), KVIST_BUSY);
+    for (unsigned index = 0; index < KVIST_POOL_CLEARS_MAX; index++) {
+        KVIST_TEST_SETTLE_WHILE(store, results[index].calls == 0);
+        KVIST_TEST_STATUS(results[index].status, KVIST_OK);
+        KVIST_TEST_EQUAL(results[index].calls, 1);
+    }
+    KVIST_TEST_STATUS(kvist_store_clear(store, pool, note_cleared, refused), KVIST_OK);
+    KVIST_TEST_SETTLE_WHILE(store, refused->calls == 0);
+    KVIST_TEST_STATUS(refused->status, KVIST_OK);
+}
+
 static void a_promotion_that_a_clear_overtakes_is_dropped(void)
 {
     put_range(0, 600);
@@ -539,6 +558,7 @@ int main(void)
         {"a save writes what is in DRAM alone", a_save_writes_what_is_in_dram_alone},
         {"write-behind copies every block", write_behind_copies_every_block},
         {"a clear reaches both tiers for good", a_clear_reaches_both_tiers_for_good},
+        {"clears that wait for the disk are bounded", clears_that_wait_for_the_disk_are_bounded},
         {"a promotion that a clear overtakes is dropped",
          a_promotion_that_a_clear_overtakes_is_dropped},
         {"a flipped byte on disk is a miss", a_flipped_byte_on_disk_is_a_miss},
