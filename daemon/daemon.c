@@ -471,53 +471,6 @@ static void on_kept(void *ctx, uint64_t safe)
     (void)event_add(daemon->turn, &at_once);
 }
 
-/* What another arena_bytes means for the pools that are there. */
-static void log_resize(const struct kvist_daemon *daemon, const struct kvist_adoption *adoption)
-{
-    if (adoption->arena_bytes != daemon->arena_bytes) {
-        kvist_log(KVIST_LOG_INFO,
-                  "the arena has another size than before arena_bytes=%llu before_bytes=%llu",
-                  (unsigned long long)daemon->arena_bytes,
-                  (unsigned long long)adoption->arena_bytes);
-    }
-    if (adoption->pools_bound > 0) {
-        kvist_log(KVIST_LOG_WARN,
-                  "pools are cut into segments of a smaller arena and cannot fill this one alone; "
-                  "they can after kvistd was stopped, not restarted pools=%u",
-                  adoption->pools_bound);
-    }
-}
-
-/* One line that says what a restart has cost. */
-static void log_adoption(const struct kvist_daemon *daemon)
-{
-    struct kvist_adoption adoption;
-    kvist_store_adoption(daemon->store, &adoption);
-    if (adoption.files_mistaken > 0) {
-        kvist_log(KVIST_LOG_WARN,
-                  "stored fds are not what they were stored as fds=%u action=closed",
-                  adoption.files_mistaken);
-    }
-    if (adoption.adopted) {
-        kvist_log(KVIST_LOG_INFO,
-                  "adopted what kvistd had left blocks=%llu bytes=%llu blocks_dropped=%llu "
-                  "pools=%u segments=%u sessions=%u took_ms=%llu",
-                  (unsigned long long)adoption.blocks,
-                  (unsigned long long)adoption.bytes,
-                  (unsigned long long)adoption.blocks_dropped,
-                  adoption.pools,
-                  adoption.segments,
-                  adoption.sessions,
-                  (unsigned long long)(adoption.took_us / 1000));
-        log_resize(daemon, &adoption);
-    } else if (adoption.why[0] != '\0') {
-        kvist_log(KVIST_LOG_WARN,
-                  "starting without what kvistd had left reason=\"%s\" released_bytes=%llu",
-                  adoption.why,
-                  (unsigned long long)adoption.released_bytes);
-    }
-}
-
 /* What ranks' tensors look like goes with the blocks that they have written. */
 static enum kvist_status
 open_shapes(struct kvist_daemon *daemon, int *fd, struct kvist_error *err)
@@ -585,7 +538,7 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
     }
     if (status == KVIST_OK) {
         kvist_fdstore_start(&daemon->fdstore, daemon->base, on_kept, daemon);
-        log_adoption(daemon);
+        kvist_watch_adoption(daemon);
         status = open_shapes(daemon, &shapes_fd, err);
     }
     if (shapes_fd >= 0) {

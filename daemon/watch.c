@@ -79,3 +79,55 @@ void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us)
     }
     (void)snprintf(daemon->health, sizeof(daemon->health), "%s", health);
 }
+
+/* What another arena_bytes means for the pools that are there. */
+static void log_resize(const struct kvist_daemon *daemon, const struct kvist_adoption *adoption)
+{
+    if (adoption->arena_bytes != daemon->arena_bytes) {
+        kvist_log(KVIST_LOG_INFO,
+                  "the arena has another size than before arena_bytes=%llu before_bytes=%llu",
+                  (unsigned long long)daemon->arena_bytes,
+                  (unsigned long long)adoption->arena_bytes);
+    }
+    if (adoption->pools_bound > 0) {
+        kvist_log(KVIST_LOG_WARN,
+                  "pools are cut into segments of a smaller arena and cannot fill this one alone; "
+                  "they can after kvistd was stopped, not restarted pools=%u",
+                  adoption->pools_bound);
+    }
+}
+
+void kvist_watch_adoption(const struct kvist_daemon *daemon)
+{
+    struct kvist_adoption adoption;
+    kvist_store_adoption(daemon->store, &adoption);
+    if (adoption.files_mistaken > 0) {
+        kvist_log(KVIST_LOG_WARN,
+                  "stored fds are not what they were stored as fds=%u action=closed",
+                  adoption.files_mistaken);
+    }
+    if (adoption.processes_dropped > 0 || adoption.pools_dropped > 0) {
+        kvist_log(KVIST_LOG_WARN,
+                  "not all was stored when kvistd ended processes=%u pools=%u action=dropped",
+                  adoption.processes_dropped,
+                  adoption.pools_dropped);
+    }
+    if (adoption.adopted) {
+        kvist_log(KVIST_LOG_INFO,
+                  "adopted what kvistd had left blocks=%llu bytes=%llu blocks_dropped=%llu "
+                  "pools=%u segments=%u sessions=%u took_ms=%llu",
+                  (unsigned long long)adoption.blocks,
+                  (unsigned long long)adoption.bytes,
+                  (unsigned long long)adoption.blocks_dropped,
+                  adoption.pools,
+                  adoption.segments,
+                  adoption.sessions,
+                  (unsigned long long)(adoption.took_us / 1000));
+        log_resize(daemon, &adoption);
+    } else if (adoption.why[0] != '\0') {
+        kvist_log(KVIST_LOG_WARN,
+                  "starting without what kvistd had left reason=\"%s\" released_bytes=%llu",
+                  adoption.why,
+                  (unsigned long long)adoption.released_bytes);
+    }
+}

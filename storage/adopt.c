@@ -13,6 +13,9 @@
  * Kills       what a reader could find is READY by that rule at every moment, but for what is being
  *             dropped: a slot says READY before an entry names it, a READY entry is not written
  *             again but to hide it, slots are raised to a generation before their pool is
+ * Not kept    what the daemon had not seen stored when it died: a process, or a session by its page,
+ *             or a pool by its map. Dropped alone if nobody concerned was lent a segment, for then
+ *             nobody has mapped one (session.c); else everything is let go
  * NVMe        entries of blocks that are on NVMe are dropped, and come back when the tier reads its
  *             index: so none is believed that the tier does not have
  * Cost        O(slots + index); no block is touched
@@ -65,7 +68,14 @@ static const struct kvist_roster_pool *pool_record(const struct kvist_roster *ro
     return NULL;
 }
 
-/* Find out which processes live. */
+/* A process, a page or a map that was not kept was never safe, and segments are lent only when they
+   are: so who has mapped one is known, and is not passed over. */
+static bool may_map(const struct kvist_roster_process *process)
+{
+    return word(&process->lent) != 0;
+}
+
+/* Find out which processes live. One that cannot be watched is dropped; it connects again. */
 static enum kvist_status
 check_processes(struct adopter *adopter, uint32_t index, struct kvist_error *err)
 {
@@ -82,7 +92,11 @@ check_processes(struct adopter *adopter, uint32_t index, struct kvist_error *err
                                .events = POLLIN};
         if (!kvist_kept_is_pidfd(ended.fd, process->pid, process->inode) ||
             poll(&ended, 1, 0) < 0) {
-            return refuse(err, "a process cannot be watched, for its pidfd was not kept");
+            if (may_map(process)) {
+                return refuse(err, "a process cannot be watched, for its pidfd was not kept");
+            }
+            adopter->store->adoption.processes_dropped++;
+            continue;
         }
         if (ended.revents != 0) {
             continue;
@@ -111,6 +125,22 @@ static bool is_attached(const struct adopter *adopter, uint32_t index, uint32_t 
     return attached;
 }
 
+/* Its page was not kept. */
+static enum kvist_status
+drop_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
+{
+    const struct kvist_roster_session *session = &adopter->store->roster->sessions[index];
+    for (uint32_t place = 0; place < KVIST_PROCESSES_MAX; place++) {
+        if (adopter->lives[index][place] && may_map(&session->processes[place])) {
+            return refuse(err, "the page of a living session was not kept");
+        }
+        adopter->store->adoption.processes_dropped += adopter->lives[index][place];
+        adopter->lives[index][place] = false;
+    }
+    adopter->session_lives[index] = false;
+    return KVIST_OK;
+}
+
 static enum kvist_status
 check_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
 {
@@ -126,7 +156,7 @@ check_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
         return status;
     }
     if (kvist_kept_look(&adopter->kept, KVIST_KEPT_PAGE, word(&session->serial)) < 0) {
-        return refuse(err, "the page of a living session was not kept");
+        return drop_session(adopter, index, err);
     }
     for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
         uint32_t pool = session->attachments[ordinal].pool_serial;
@@ -146,19 +176,39 @@ check_session(struct adopter *adopter, uint32_t index, struct kvist_error *err)
     return KVIST_OK;
 }
 
-/* A living session has it open. */
+/* A living process may have mapped a segment of it. */
 static bool is_needed(const struct adopter *adopter, uint32_t pool_serial)
 {
+    uint32_t needs = 0;
     for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
-        for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
-            if (adopter->session_lives[index] && is_attached(adopter, index, ordinal) &&
-                adopter->store->roster->sessions[index].attachments[ordinal].pool_serial ==
-                    pool_serial) {
-                return true;
+        const struct kvist_roster_session *session = &adopter->store->roster->sessions[index];
+        for (uint32_t ordinal = 0;
+             adopter->session_lives[index] && ordinal < KVIST_SESSION_POOLS_MAX;
+             ordinal++) {
+            for (uint32_t place = 0; place < KVIST_PROCESSES_MAX; place++) {
+                const struct kvist_roster_process *process = &session->processes[place];
+                needs += adopter->lives[index][place] &&
+                         session->attachments[ordinal].pool_serial == pool_serial &&
+                         (word(&process->loans) & word(&process->lent) & 1U << ordinal) != 0;
             }
         }
     }
-    return false;
+    return needs > 0;
+}
+
+/* It is dropped: who had it open opens it again, as another one. */
+static void detach_all(const struct adopter *adopter, uint32_t pool_serial)
+{
+    for (uint32_t index = 0; index < KVIST_SESSIONS_MAX; index++) {
+        struct kvist_roster_session *session = &adopter->store->roster->sessions[index];
+        for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX; ordinal++) {
+            for (uint32_t place = 0; session->attachments[ordinal].pool_serial == pool_serial &&
+                                     place < KVIST_PROCESSES_MAX;
+                 place++) {
+                (void)atomic_fetch_and(&session->processes[place].loans, ~(1U << ordinal));
+            }
+        }
+    }
 }
 
 /* --- Pools ----------------------------------------------------------------------------------- */
@@ -342,13 +392,17 @@ adopt_pool(struct adopter *adopter, uint32_t index, struct kvist_error *err)
     if (needed || status == KVIST_NO_MEMORY) {
         return status;
     }
+    detach_all(adopter, word(&record->serial));
+    store->adoption.pools_dropped++;
     atomic_store_explicit(&store->roster->pools[index].serial, 0, memory_order_release);
     return KVIST_OK;
 }
 
 /* --- Sessions -------------------------------------------------------------------------------- */
 
-static enum kvist_status lend_again(struct kvist_store_process *process, uint32_t ordinal)
+/* maps: it may have mapped whatever exists of the pool. */
+static enum kvist_status
+lend_again(struct kvist_store_process *process, uint32_t ordinal, bool maps)
 {
     struct kvist_store_pool *pool = process->session->attachments[ordinal].pool;
     struct kvist_loan *loan = &process->loans[ordinal];
@@ -356,8 +410,7 @@ static enum kvist_status lend_again(struct kvist_store_process *process, uint32_
     if (status != KVIST_OK) {
         return status;
     }
-    /* It may have mapped whatever exists. */
-    for (uint32_t index = 0; process->maps_segments && index < pool->segment_max; index++) {
+    for (uint32_t index = 0; maps && index < pool->segment_max; index++) {
         struct kvist_segment *segment = &pool->segments[index];
         if (segment->life != KVIST_LIFE_NONE) {
             loan->lent[index] = segment->serial;
@@ -423,7 +476,8 @@ adopt_process(struct adopter *adopter, struct kvist_store_session *session, uint
     enum kvist_status status = KVIST_OK;
     for (uint32_t ordinal = 0; ordinal < KVIST_SESSION_POOLS_MAX && status == KVIST_OK; ordinal++) {
         if ((word(&record->loans) & (1U << ordinal)) != 0) {
-            status = lend_again(process, ordinal);
+            bool lent = (word(&record->lent) & (1U << ordinal)) != 0;
+            status = lend_again(process, ordinal, process->maps_segments && lent);
         }
     }
     return status;

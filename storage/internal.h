@@ -169,6 +169,7 @@ struct kvist_store_pool {
     uint32_t fresh_count;
     bool hungry;       /* short of slots, and no memory is coming yet */
     bool lend_wanted;  /* a process is to be told of a segment */
+    bool lend_waits;   /* for that until its pidfd is safe */
     bool map_replaced; /* members are to be told of a new map */
     bool put_wanted;   /* the tier is to remember it */
     uint32_t clears_waiting;
@@ -241,6 +242,7 @@ struct kvist_store_process {
     uint32_t magic;
     uint32_t index;  /* in the session */
     uint32_t serial; /* of its pidfd; 0: not watched */
+    uint64_t keep_number; /* it is lent segments when so many fds are safe, its pidfd among them */
     struct kvist_store_session *session;
     int pidfd; /* its own, of an adopted process; else -1 */
     void *ctx;

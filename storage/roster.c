@@ -260,6 +260,7 @@ void kvist_roster_put_process(const struct kvist_store_process *process, uint32_
     record->schedules = process->schedules;
     record->maps_segments = process->maps_segments;
     set_word(&record->loans, 0);
+    set_word(&record->lent, 0);
     set_word(&record->serial, process->serial);
 }
 
@@ -276,6 +277,16 @@ void kvist_roster_set_loan(const struct kvist_store_process *process,
     uint32_t loans = atomic_load_explicit(&record->loans, memory_order_relaxed);
     uint32_t bit = 1U << ordinal;
     set_word(&record->loans, attached ? loans | bit : loans & ~bit);
+    if (!attached) {
+        set_word(&record->lent, atomic_load_explicit(&record->lent, memory_order_relaxed) & ~bit);
+    }
+}
+
+void kvist_roster_set_lent(const struct kvist_store_process *process, uint32_t ordinal)
+{
+    struct kvist_roster_process *record = process_record(process);
+    set_word(&record->lent,
+             atomic_load_explicit(&record->lent, memory_order_relaxed) | 1U << ordinal);
 }
 
 /* --- Keeping --------------------------------------------------------------------------------- */

@@ -21,7 +21,7 @@
 #include <stdatomic.h>
 
 #define KVIST_ROSTER_MAGIC       0x7473726573696b76ULL
-#define KVIST_ROSTER_VERSION     2U                    /* 2: memory and pidfds tell what they are */
+#define KVIST_ROSTER_VERSION     3U                    /* 3: says who was lent segments */
 #define KVIST_PROCESSES_MAX      (KVIST_RANKS_MAX + 1) /* of one session */
 #define KVIST_ROSTER_CLEARED_MAX 16U                   /* with more, all of them */
 #define KVIST_ADOPTS_MAX         5U /* daemons that died while they adopted: the next one does not */
@@ -56,6 +56,7 @@ struct kvist_roster_process {
     uint16_t schedules;
     uint16_t maps_segments;
     _Atomic uint32_t loans; /* bit by bit: ordinals that it is attached to */
+    _Atomic uint32_t lent;  /* ordinals of which it may map a segment; said before one is lent */
     uint64_t inode;         /* of its pidfd: the process's own from Linux 6.9 on */
 };
 
@@ -133,6 +134,8 @@ void kvist_roster_drop_process(const struct kvist_store_process *process);
 void kvist_roster_set_loan(const struct kvist_store_process *process,
                            uint32_t ordinal,
                            bool attached);
+/** It is about to be lent a segment. */
+void kvist_roster_set_lent(const struct kvist_store_process *process, uint32_t ordinal);
 
 /**
  * Have an fd outlive this daemon.

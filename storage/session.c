@@ -4,6 +4,8 @@
  * Role        opens and closes sessions and processes, attaches them to pools and takes them off,
  *             lends and revokes segments.
  * Invariants  a segment's lent_count == processes whose loan names its serial
+ *             a process is lent segments once its pidfd and its session's page are safe, and the
+ *             roster says so first: who is not known after a kill has mapped nothing (adopt.c)
  */
 #include "storage/internal.h"
 
@@ -314,6 +316,7 @@ kvist_store_process_watch(struct kvist_store_process *process, uint32_t pid, int
     enum kvist_status status = kvist_roster_keep(store, KVIST_KEPT_PIDFD, serial, pidfd);
     if (status == KVIST_OK) {
         process->serial = serial;
+        process->keep_number = store->keep_count;
         kvist_roster_put_process(process, pid, pidfd);
     }
     return status;
@@ -475,6 +478,7 @@ static void lend_to(struct kvist_store_process *process,
     for (uint32_t index = 0; index < pool->segment_max; index++) {
         struct kvist_segment *segment = &pool->segments[index];
         if (segment->life == KVIST_LIFE_LIVE && loan->told[index] != segment->serial) {
+            kvist_roster_set_lent(process, ordinal);
             loan->told[index] = segment->serial;
             if (loan->lent[index] == 0) {
                 loan->lent[index] = segment->serial;
@@ -515,7 +519,9 @@ void kvist_session_lend(struct kvist_store_pool *pool)
                                                        pool->map.read_only_fd,
                                                        pool->map.bytes);
                 }
-                if (process->maps_segments) {
+                if (process->maps_segments && process->keep_number > store->kept_count) {
+                    pool->lend_waits = true;
+                } else if (process->maps_segments) {
                     lend_to(process, ordinal, pool);
                 }
             }

@@ -228,6 +228,8 @@ void kvist_store_kept(struct kvist_store *store, uint64_t count)
     for (uint32_t index = 0; index < store->pool_high; index++) {
         if (store->pools[index] != NULL) {
             kvist_arena_kept(store->pools[index]);
+            store->pools[index]->lend_wanted |= store->pools[index]->lend_waits;
+            store->pools[index]->lend_waits = false;
         }
     }
 }
@@ -295,6 +297,8 @@ void kvist_store_stats(struct kvist_store *store, struct kvist_store_stats *stat
     stats.adopted_bytes = store->adoption.bytes;
     stats.adopted_blocks_dropped = store->adoption.blocks_dropped;
     stats.adopted_files_mistaken = store->adoption.files_mistaken;
+    stats.adopted_processes_dropped = store->adoption.processes_dropped;
+    stats.adopted_pools_dropped = store->adoption.pools_dropped;
     stats.adopted_us = store->adoption.adopted ? store->adoption.took_us : 0;
     stats.arena_used_bytes = store->used_bytes;
     stats.populated_bytes = store->populated_bytes;

@@ -204,6 +204,8 @@ struct kvist_store_stats {
     uint64_t adopted_blocks_dropped;
     uint64_t adopted_us;              /* that it took */
     uint64_t adopted_files_mistaken;  /* not what they were kept as */
+    uint64_t adopted_processes_dropped;
+    uint64_t adopted_pools_dropped;
     uint64_t populate_waits_total;    /* a segment waited for memory that was let go */
     uint64_t populate_failures_total; /* a segment got no memory; tried again after a second */
     bool has_tier;                    /* one is wanted */
@@ -224,7 +226,8 @@ KVIST_MUST_USE enum kvist_status kvist_store_open(const struct kvist_store_optio
 /** Of the arena: random, and the same as before when it was adopted. */
 uint64_t kvist_store_instance(const struct kvist_store *store);
 
-/** The first `count` fds that were handed to keep() are safe: segments among them are lent. */
+/** The first `count` fds that were handed to keep() are safe: segments among them are lent, and to
+    processes whose pidfds are. */
 void kvist_store_kept(struct kvist_store *store, uint64_t count);
 
 /* What became of what was kept. */
@@ -240,6 +243,8 @@ struct kvist_adoption {
     uint32_t pools_bound; /* whose segments are those of a smaller arena: they cannot fill this one */
     uint64_t released_bytes; /* of segments that were let go; engines may still map them */
     uint32_t files_mistaken; /* kept fds that were not what they were kept as, and let go */
+    uint32_t processes_dropped; /* not kept, or not their session's page; they had mapped nothing */
+    uint32_t pools_dropped;     /* whose map was not kept, or is broken */
     uint64_t took_us;
     char why[120]; /* not adopted: what was wrong; "" when nothing was kept */
 };

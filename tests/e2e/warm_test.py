@@ -260,14 +260,21 @@ class Swapped(Warm):
 
 
 class Deaf(Warm):
-    def opened(self):
-        """A session with an open pool."""
+    def hello(self):
         peer = wire.Peer(self.socket)
         self.addCleanup(peer.close)
         peer.hello(role=wire.WORKER, session=os.urandom(16), ranks=1).close()
+        return peer
+
+    def open_pool(self, peer):
         reply = peer.request(wire.OPEN_POOL, {1: {1: "model", 2: os.urandom(4).hex()}, 2: 65536})
         reply.close()
         self.assertEqual(reply.body, wire.POOL_REPLY)
+
+    def opened(self):
+        """A session with an open pool."""
+        peer = self.hello()
+        self.open_pool(peer)
         return peer
 
     def test_nobody_waits_for_a_manager_that_does_not_read(self):
@@ -313,6 +320,53 @@ class Deaf(Warm):
             self.all_right(engine, 0, 20)
         service.wait_ready()
         self.assertEqual(self.metrics()["adopted_blocks"], 20)
+
+    def young_then_killed(self, begin, processes=0, pools=0):
+        """Kill kvistd before a young engine is stored; the blocks of an older one stay.
+
+        begin(peer): the young one, as far as it comes; peer: of a session that is stored."""
+        service = self.service()
+        engine = self.engine()
+        self.assertEqual(engine.ask("put", 0, 20), "ok")
+        peer = self.hello()
+        self.wait_stored(service)
+        with service.deaf():
+            young = begin(peer)
+            service.kill()
+        service.wait_ready()
+        self.assertEqual(engine.ask("wait", 30), "ok")
+        metrics = self.metrics()
+        self.assertEqual([metrics[name] for name in (
+            "adopted_blocks", "adopted_processes_dropped", "adopted_pools_dropped")],
+            [20, processes, pools], service.text())
+        self.assertIn(f"not all was stored when kvistd ended processes={processes} pools={pools} ",
+                      service.text())
+        self.all_right(engine, 0, 20)
+        self.all_right(self.engine(), 0, 20)
+        self.wait_stored(service)
+        return young
+
+    def test_a_process_is_not_stored(self):
+        self.young_then_killed(lambda _: self.hello(), processes=1)
+
+    def test_a_process_and_its_pool_are_not_stored(self):
+        self.young_then_killed(lambda _: self.opened(), processes=1, pools=1)
+
+    def test_a_pool_of_a_stored_process_is_not_stored(self):
+        self.young_then_killed(self.open_pool, pools=1)
+
+    def test_an_engine_that_is_not_stored_works_later(self):
+        def begin(_):
+            young = LoadEngine([LOAD_ENGINE, self.socket, str(BLOCK_BYTES)])
+            self.addCleanup(young.kill)
+            self.assertEqual(young.ask("wait", 1), "timeout")  # nothing is lent to it
+            return young
+
+        young = self.young_then_killed(begin, processes=1)
+        self.assertEqual(young.ask("wait", 30), "ok")
+        self.all_right(young, 0, 20)
+        self.assertEqual(young.ask("put", 100, 20), "ok")
+        self.all_right(young, 100, 20)
 
 
 class Cold(Warm):

@@ -1,4 +1,5 @@
 /* kept: a keeper that gives back other fds than it was given. Never wrong bytes come of it. */
+#include "proto/base/clock.h"
 #include "proto/shm/memfd.h"
 #include "storage/internal.h"
 #include "storage/kept.h"
@@ -230,6 +231,101 @@ static void a_map_that_grows_after_a_restart_is_believed(void)
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, small, BLOCKS - 1), KVIST_ENTRY_READY);
 }
 
+/* Another engine with the same pool open, whose fds are not safe yet. */
+static struct kvist_test_engine *young_engine(void)
+{
+    struct kvist_test_engine *young = kvist_test_engine_open(store, 2, 1);
+    (void)kvist_test_engine_attach(young, kvist_test_pool_open(store, 1, SLOT_BYTES));
+    (void)kvist_store_turn(store, kvist_clock_now_us());
+    return young;
+}
+
+/* What the old engine has is there, and a young one is served. */
+static void expect_warm_without(uint32_t processes, uint32_t pools)
+{
+    struct kvist_adoption adoption = restart();
+    KVIST_TEST_FATAL(adoption.adopted);
+    KVIST_TEST_EQUAL(adoption.blocks, 40);
+    KVIST_TEST_EQUAL(adoption.sessions, 1);
+    KVIST_TEST_EQUAL(adoption.processes_dropped, processes);
+    KVIST_TEST_EQUAL(adoption.pools_dropped, pools);
+    kvist_test_engine_adopt(engine, store);
+    KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, ordinal, 39), KVIST_ENTRY_READY);
+    struct kvist_test_engine *young = young_engine();
+    kvist_test_settle(store);
+    KVIST_TEST_TRUE(kvist_test_engine_lease(young, 0, 39, 1) != NULL);
+    kvist_test_engine_close(&young);
+}
+
+static void a_process_that_was_not_kept_is_dropped_alone(void)
+{
+    struct kvist_test_engine *young = young_engine();
+    kvist_test_vault_replace(&vault, KVIST_KEPT_PIDFD, young->members[0].process->serial, -1);
+    uint32_t page = young->session->serial;
+    kvist_test_engine_abandon(&young);
+    expect_warm_without(1, 0);
+    KVIST_TEST_EQUAL(kvist_test_vault_find(&vault, KVIST_KEPT_PAGE, page), -1);
+}
+
+static void a_session_whose_page_was_not_kept_is_dropped_alone(void)
+{
+    struct kvist_test_engine *young = young_engine();
+    kvist_test_vault_replace(&vault, KVIST_KEPT_PAGE, young->session->serial, -1);
+    uint32_t pidfd = young->members[0].process->serial;
+    kvist_test_engine_abandon(&young);
+    expect_warm_without(1, 0);
+    KVIST_TEST_EQUAL(kvist_test_vault_find(&vault, KVIST_KEPT_PIDFD, pidfd), -1);
+}
+
+static void a_rank_that_was_not_kept_may_join_its_session_again(void)
+{
+    struct kvist_test_engine *young = kvist_test_engine_open(store, 2, 2);
+    (void)kvist_test_engine_attach(young, kvist_test_pool_open(store, 1, SLOT_BYTES));
+    (void)kvist_store_turn(store, kvist_clock_now_us());
+    kvist_test_vault_replace(&vault, KVIST_KEPT_PIDFD, young->members[1].process->serial, -1);
+    uint32_t rank = young->members[1].process->rank;
+    uint32_t place = young->session->index;
+    kvist_test_engine_abandon(&young);
+    struct kvist_adoption adoption = restart();
+    KVIST_TEST_FATAL(adoption.adopted);
+    KVIST_TEST_EQUAL(adoption.sessions, 2);
+    KVIST_TEST_EQUAL(adoption.processes_dropped, 1);
+    kvist_test_engine_adopt(engine, store);
+    struct kvist_store_session *session = store->sessions[place];
+    struct kvist_store_process *process = NULL;
+    KVIST_TEST_STATUS(
+        kvist_store_process_open(session, false, true, 1 - rank, NULL, &process, NULL),
+        KVIST_EXISTS);
+    KVIST_TEST_STATUS(kvist_store_process_open(session, false, true, rank, NULL, &process, NULL),
+                      KVIST_OK);
+    kvist_store_session_close(&session);
+}
+
+static void a_pool_whose_map_was_not_kept_is_dropped_alone(void)
+{
+    struct kvist_store_pool *pool = kvist_test_pool_open(store, 2, SLOT_BYTES);
+    uint32_t there = 0;
+    KVIST_TEST_STATUS(kvist_store_attach(engine->members[0].process, pool, false, &there, NULL),
+                      KVIST_OK);
+    (void)kvist_store_turn(store, kvist_clock_now_us());
+    kvist_test_vault_replace(&vault, KVIST_KEPT_MAP, pool->map.serial, -1);
+    expect_warm_without(0, 1);
+    KVIST_TEST_TRUE(engine->session->attachments[there].pool == NULL);
+}
+
+static void who_was_lent_a_segment_is_not_dropped(void)
+{
+    struct kvist_test_engine *young = young_engine();
+    const struct kvist_store_process *process = young->members[0].process;
+    KVIST_TEST_TRUE(process->loans[0].lent[segment_of(0)] == 0);
+    kvist_store_kept(store, store->keep_count);
+    (void)kvist_store_turn(store, kvist_clock_now_us());
+    KVIST_TEST_TRUE(process->loans[0].lent[segment_of(0)] != 0);
+    kvist_test_vault_replace(&vault, KVIST_KEPT_PIDFD, process->serial, -1);
+    kvist_test_engine_abandon(&young);
+    expect_cold(0, "pidfd");
+}
+
 /* An old one that the keeper did not forget, before or after the right one. */
 static void what_is_kept_twice_is_told_apart(void)
 {
@@ -266,6 +362,15 @@ int main(void)
         {"another process's pidfd is not believed", another_process_s_pidfd_is_not_believed},
         {"a map that grows after a restart is believed",
          a_map_that_grows_after_a_restart_is_believed},
+        {"a process that was not kept is dropped alone",
+         a_process_that_was_not_kept_is_dropped_alone},
+        {"a session whose page was not kept is dropped alone",
+         a_session_whose_page_was_not_kept_is_dropped_alone},
+        {"a rank that was not kept may join its session again",
+         a_rank_that_was_not_kept_may_join_its_session_again},
+        {"a pool whose map was not kept is dropped alone",
+         a_pool_whose_map_was_not_kept_is_dropped_alone},
+        {"who was lent a segment is not dropped", who_was_lent_a_segment_is_not_dropped},
         {"what is kept twice is told apart", what_is_kept_twice_is_told_apart},
     };
     return kvist_unit_main("kept", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
