@@ -1,9 +1,10 @@
 #include "daemon/peer.h"
 
-#include <inttypes.h>
 #include <linux/capability.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define BIT(capability) (UINT64_C(1) << (capability))
@@ -20,9 +21,14 @@ bool kvist_peer_is_privileged(uid_t uid, pid_t pid)
     if (file == NULL) {
         return true;
     }
-    uint64_t permitted = UINT64_MAX; /* may become effective at any time */
-    while (fgets(line, sizeof(line), file) != NULL &&
-           sscanf(line, "CapPrm: %" SCNx64, &permitted) != 1) {
+    /* What is permitted may become effective at any time, and root has its bounding set again
+       after an exec. */
+    const char *name = uid == 0 ? "CapBnd:" : "CapPrm:";
+    uint64_t permitted = UINT64_MAX;
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (strncmp(line, name, strlen(name)) == 0) {
+            permitted = strtoull(line + strlen(name), NULL, 16);
+        }
     }
     (void)fclose(file);
     return (permitted & PRIVILEGES) != 0;

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import signal
+import struct
 import traceback
 import unittest
 
@@ -337,6 +338,23 @@ class Privileged(Case):
         self.assertIn("privileged_peers", self.ask(self.A, lambda: self.store(daemon), True))
         self.assert_serves(daemon)  # a tool gets no memory, and may be anybody's
         self.assertEqual(self.ask(self.A, lambda: self.store(daemon)), "stored")
+
+    def test_root_without_capabilities_has_them_again_after_an_exec(self):
+        os.chmod(self.directory, 0o777)
+        daemon = self.start("--set", "daemon.privileged_peers=refuse", preexec_fn=self.become_a)
+
+        def act():
+            header = struct.pack("II", 0x20080522, 0)  # the third version, of this process
+            assert ctypes.CDLL(None).capset(header, bytes(24)) == 0
+            return self.store(daemon)
+
+        self.assertIn("privileged_peers", self.ask(0, act))
+
+    def become_a(self):
+        os.chmod(os.path.join(self.directory, "notify"), 0o777)
+        os.setgroups([])
+        os.setgid(self.A)
+        os.setuid(self.A)
 
     def test_they_are_trusted_if_not(self):
         daemon = self.start()
