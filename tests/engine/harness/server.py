@@ -143,12 +143,11 @@ class Server(Child):
         if response.status != 200:
             answer.error = response.read().decode(errors="replace")
             return
-        done = False
+        finished = False
         for line in response:
             if not line.startswith(b"data: "):
                 continue
             if line.strip() == b"data: [DONE]":
-                done = True
                 break
             event = json.loads(line[6:])
             if "error" in event:
@@ -159,13 +158,14 @@ class Server(Child):
                 if got and answer.ttft is None:
                     answer.ttft = time.perf_counter() - start
                 answer.tokens += got
+                finished = finished or choice.get("finish_reason") == "length"
                 if choice.get("finish_reason") not in (None, "length"):
                     answer.error = f"ended by {choice['finish_reason']}"  # "abort": a shutdown
             details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
             answer.cached = details.get("cached_tokens") or answer.cached
             if leave_after is not None and len(answer.tokens) >= leave_after:
                 return
-        if not done:
+        if not finished and answer.error is None:  # at a shutdown [DONE] comes all the same
             answer.error = "the stream ended early"
 
 
