@@ -1,6 +1,7 @@
 #include "tests/support/vault.h"
 
 #include "storage/internal.h"
+#include "tests/support/engine.h"
 #include "tests/support/unit.h"
 
 #include <fcntl.h>
@@ -85,6 +86,13 @@ void kvist_test_vault_options(struct kvist_test_vault *vault, struct kvist_store
             KVIST_TEST_FATAL(passed->fd >= 0);
         }
     }
+}
+
+struct kvist_store *kvist_test_vault_open(struct kvist_test_vault *vault,
+                                          struct kvist_store_options *options)
+{
+    kvist_test_vault_options(vault, options);
+    return kvist_test_store_open(options);
 }
 
 int kvist_test_vault_find(const struct kvist_test_vault *vault, char kind, uint32_t serial)

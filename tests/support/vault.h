@@ -24,6 +24,9 @@ void kvist_test_vault_fini(struct kvist_test_vault *vault);
 
 /** Have a store that is opened with these options keep its fds here, and adopt what is here. */
 void kvist_test_vault_options(struct kvist_test_vault *vault, struct kvist_store_options *options);
+/** The same, and open one. A fatal failure when it cannot be opened. */
+struct kvist_store *kvist_test_vault_open(struct kvist_test_vault *vault,
+                                          struct kvist_store_options *options);
 
 /** The fd under a name; -1: there is none. */
 int kvist_test_vault_find(const struct kvist_test_vault *vault, char kind, uint32_t serial);

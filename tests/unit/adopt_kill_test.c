@@ -37,17 +37,11 @@ static struct kvist_map *map_now(void)
     return &store->pools[0]->map;
 }
 
-static void open_store(void)
-{
-    kvist_test_vault_options(&vault, &options);
-    store = kvist_test_store_open(&options);
-}
-
 static void setup(void)
 {
     kvist_test_vault_init(&vault);
     options = kvist_test_options(ARENA);
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
     engine = kvist_test_engine_open(store, 1, 1);
     (void)kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
     kvist_test_settle(store);
@@ -140,7 +134,7 @@ static void restart_from(uint32_t shot)
     memcpy(map_now()->base, shots[shot], map_now()->bytes);
     store->roster->adopts = 0; /* it was not killed while it adopted */
     kvist_test_vault_kill(&store);
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
     struct kvist_adoption adoption;
     kvist_store_adoption(store, &adoption);
     if (!adoption.adopted) {

@@ -21,8 +21,7 @@ static uint32_t engine_count;
 static void open_store(uint64_t arena_bytes)
 {
     options.arena_bytes = arena_bytes;
-    kvist_test_vault_options(&vault, &options);
-    store = kvist_test_store_open(&options);
+    store = kvist_test_vault_open(&vault, &options);
 }
 
 static void setup(void)

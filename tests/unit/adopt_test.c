@@ -26,17 +26,11 @@ static struct kvist_store *store;
 static struct kvist_test_engine *engine;
 static uint32_t ordinal;
 
-static void open_store(void)
-{
-    kvist_test_vault_options(&vault, &options);
-    store = kvist_test_store_open(&options);
-}
-
 static void setup(void)
 {
     kvist_test_vault_init(&vault);
     options = kvist_test_options(ARENA);
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
     engine = kvist_test_engine_open(store, 1, 1);
     ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
     kvist_test_settle(store);
@@ -66,7 +60,7 @@ static struct kvist_adoption adoption_now(void)
 static void restart(void)
 {
     kvist_test_vault_kill(&store);
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
 }
 
 static void restart_warm(void)
@@ -557,7 +551,7 @@ static void leave_is_a_kill_with_good_manners(void)
     for (unsigned start = 0; start < KVIST_ADOPTS_MAX + 2; start++) {
         kvist_store_leave(store); /* again and again without a turn: a port was taken, say */
         kvist_store_close(&store);
-        open_store();
+        store = kvist_test_vault_open(&vault, &options);
     }
     KVIST_TEST_FATAL(adoption_now().adopted);
     KVIST_TEST_EQUAL(adoption_now().blocks, 25);
@@ -581,7 +575,7 @@ static void a_failed_start_leaves_all_for_the_next(void)
         }
         KVIST_TEST_TRUE(status != KVIST_OK);
     }
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
     KVIST_TEST_FATAL(adoption_now().adopted);
     KVIST_TEST_EQUAL(adoption_now().blocks, 25);
     kvist_test_engine_adopt(engine, store);
@@ -708,7 +702,7 @@ static void nonsense_is_survived(void)
         kvist_store_close(&store);
         kvist_test_vault_fini(&vault);
         kvist_test_vault_init(&vault);
-        open_store();
+        store = kvist_test_vault_open(&vault, &options);
         engine = kvist_test_engine_open(store, 1, 1);
         ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
         kvist_test_settle(store);

@@ -29,9 +29,8 @@ static void remove_tier(void)
 
 static void open_store(void)
 {
-    kvist_test_vault_options(&vault, &options);
     options.tier = &tier_options;
-    store = kvist_test_store_open(&options);
+    store = kvist_test_vault_open(&vault, &options);
 }
 
 static void open_engine(void)
@@ -69,6 +68,15 @@ static void wait_loaded(void)
     KVIST_TEST_SETTLE_WHILE(store, !store->tier_loaded);
     KVIST_TEST_FATAL(store->tier_loaded);
     kvist_test_settle(store);
+}
+
+/* The store is killed; the next one goes on with the engine, and knows its tier. */
+static void restart_beside_engine(void)
+{
+    kvist_test_vault_kill(&store);
+    open_store();
+    kvist_test_engine_adopt(engine, store);
+    wait_loaded();
 }
 
 static void restart_warm(void)
@@ -240,9 +248,8 @@ static void begin_without_the_tier(void)
     kvist_test_vault_kill(&store);
     kvist_test_vault_fini(&vault);
     kvist_test_engine_abandon(&engine);
-    kvist_test_vault_options(&vault, &options);
     options.tier = NULL;
-    store = kvist_test_store_open(&options);
+    store = kvist_test_vault_open(&vault, &options);
 }
 
 /* The tier is back; it, and every later daemon, has none of these. */
@@ -269,10 +276,7 @@ static void a_clear_without_the_tier_counts_when_it_is_back(void)
     put_range(0, 10);
     clear_now(); /* its generation is still below the one that the tier knows */
     put_range(100, 5);
-    kvist_test_vault_kill(&store);
-    open_store();
-    kvist_test_engine_adopt(engine, store);
-    wait_loaded();
+    restart_beside_engine();
     KVIST_TEST_EQUAL(count_places(100, 5).ready, 5);
     expect_none_for_ever();
 }
@@ -329,10 +333,7 @@ static void what_is_opened_after_the_clear_stays_cleared(void)
     kvist_store_clear_rest(store, "");
     open_engine();
     put_range(100, 5);
-    kvist_test_vault_kill(&store);
-    open_store();
-    kvist_test_engine_adopt(engine, store);
-    wait_loaded();
+    restart_beside_engine();
     KVIST_TEST_EQUAL(count_places(100, 5).ready, 5);
     expect_none_for_ever();
 }

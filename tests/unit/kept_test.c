@@ -26,17 +26,11 @@ static struct kvist_store *store;
 static struct kvist_test_engine *engine;
 static uint32_t ordinal;
 
-static void open_store(void)
-{
-    kvist_test_vault_options(&vault, &options);
-    store = kvist_test_store_open(&options);
-}
-
 static void setup(void)
 {
     kvist_test_vault_init(&vault);
     options = kvist_test_options(ARENA);
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
     engine = kvist_test_engine_open(store, 1, 1);
     ordinal = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, SLOT_BYTES));
     kvist_test_settle(store);
@@ -69,7 +63,7 @@ static struct kvist_adoption restart(void)
 {
     struct kvist_adoption adoption;
     kvist_test_vault_kill(&store);
-    open_store();
+    store = kvist_test_vault_open(&vault, &options);
     kvist_store_adoption(store, &adoption);
     KVIST_TEST_TRUE(kvist_store_check(store) == NULL);
     return adoption;
