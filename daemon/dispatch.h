@@ -27,6 +27,26 @@ void kvist_dispatch_message(void *ctx,
 /** The connection is gone: replies that come later go nowhere. */
 void kvist_dispatch_forget(struct kvist_connection *connection);
 
+/** Parts of kvist_dispatch_message(), in files of their own. @{ */
+/* admin.c: answered when it is done */
+void kvist_dispatch_clear(struct kvist_daemon *daemon,
+                          struct kvist_connection *connection,
+                          const Kvist__Wire__Envelope *envelope);
+void kvist_dispatch_admin(struct kvist_daemon *daemon,
+                          struct kvist_connection *connection,
+                          const Kvist__Wire__Envelope *envelope);
+/* view.c: answered at once, of the tenant's own, or of all for operators */
+void kvist_dispatch_stat(struct kvist_daemon *daemon,
+                         struct kvist_connection *connection,
+                         const Kvist__Wire__Envelope *envelope);
+void kvist_dispatch_list(struct kvist_daemon *daemon,
+                         struct kvist_connection *connection,
+                         const Kvist__Wire__Envelope *envelope);
+void kvist_dispatch_inspect(struct kvist_daemon *daemon,
+                            struct kvist_connection *connection,
+                            const Kvist__Wire__Envelope *envelope);
+/** @} */
+
 /** The store's events, with ctx a kvist_daemon: pushes to the processes that they are for. */
 extern const struct kvist_store_events kvist_push_events;
 

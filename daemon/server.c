@@ -166,6 +166,23 @@ void kvist_connection_refuse(struct kvist_connection *connection,
     turn_away(connection, id, status, text);
 }
 
+void kvist_connection_fail(struct kvist_connection *connection,
+                           uint64_t id,
+                           enum kvist_status status,
+                           const char *text)
+{
+    if (status == KVIST_INVALID || status == KVIST_PROTOCOL || status == KVIST_VERSION) {
+        kvist_connection_refuse(connection, id, status, text);
+    } else {
+        kvist_connection_send_failure(connection, id, status, text);
+    }
+}
+
+bool kvist_connection_may_see(const struct kvist_connection *connection, const char *tenant)
+{
+    return connection->is_operator || strcmp(connection->tenant, tenant) == 0;
+}
+
 static void on_writable(evutil_socket_t fd, short what, void *ctx)
 {
     (void)what;

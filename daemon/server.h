@@ -38,7 +38,7 @@ enum kvist_connection_state {
 
 struct kvist_server;
 struct kvist_process; /* session.h */
-struct kvist_pending; /* dispatch.c */
+struct kvist_pending; /* admin.c */
 
 struct kvist_connection {
     struct kvist_server *server;
@@ -146,6 +146,16 @@ void kvist_connection_send_failure(struct kvist_connection *connection,
                                    uint64_t id,
                                    enum kvist_status status,
                                    const char *text);
+
+/** A request failed: Failure; what only a faulty peer asks for (INVALID, PROTOCOL, VERSION) ends its
+    connection as well. */
+void kvist_connection_fail(struct kvist_connection *connection,
+                           uint64_t id,
+                           enum kvist_status status,
+                           const char *text);
+
+/** Whether it may know of what is this tenant's. */
+bool kvist_connection_may_see(const struct kvist_connection *connection, const char *tenant);
 
 /** The peer broke the rules: Failure, then the end of its connection. Logged and counted. */
 void kvist_connection_refuse(struct kvist_connection *connection,

@@ -643,3 +643,21 @@ enum kvist_status kvist_message_put(struct kvist_frame_writer *writer,
     }
     return status;
 }
+
+ProtobufCBinaryData kvist_message_bytes(const void *data, size_t length)
+{
+    union {
+        const void *from;
+        uint8_t *to;
+    } pointer = {.from = data};
+    return (ProtobufCBinaryData){.len = length, .data = pointer.to};
+}
+
+char *kvist_message_text(const char *text)
+{
+    union {
+        const char *from;
+        char *to;
+    } pointer = {.from = text};
+    return pointer.to;
+}

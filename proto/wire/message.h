@@ -50,6 +50,11 @@ size_t kvist_message_fd_count(const Kvist__Wire__Envelope *envelope);
 /** Name of a message's body for logs ("commit"); "unknown" for one that is not known here. */
 const char *kvist_message_name(const Kvist__Wire__Envelope *envelope);
 
+/** What is only read, in the types of protobuf-c, which know no const. Borrowed. @{ */
+ProtobufCBinaryData kvist_message_bytes(const void *data, size_t length);
+char *kvist_message_text(const char *text);
+/** @} */
+
 /**
  * Check an envelope and pack it into a writer's queue.
  *
