@@ -16,6 +16,7 @@
 #endif
 
 #define MEMFD_SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define MEMFD_MODE       0400U
 #define POPULATE_STEP    (4ULL << 20)
 #define HUGE_PAGE_BYTES  (2ULL << 20)
 
@@ -69,7 +70,7 @@ kvist_memfd_create_open(const char *name, uint64_t bytes, int *fd_out, struct kv
     if (fd < 0) {
         return kvist_error_set_errno(err, errno, "memfd_create", "cannot create shared memory");
     }
-    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, 0400) != 0) {
+    if (ftruncate(fd, (off_t)bytes) != 0 || fchmod(fd, MEMFD_MODE) != 0) {
         int error_number = errno;
         (void)close(fd);
         return size_failed(error_number, err);
@@ -157,17 +158,21 @@ enum kvist_status kvist_memfd_map(
 
 enum kvist_status kvist_memfd_check_own(int fd, uint64_t bytes, struct kvist_error *err)
 {
+    struct stat info = {.st_mode = 0};
     uint64_t found = 0;
     enum kvist_status status = kvist_memfd_check(fd, &found, err);
     if (status == KVIST_OK &&
-        (found != bytes || (fcntl(fd, F_GET_SEALS) & MEMFD_SEALS) != MEMFD_SEALS)) {
+        (found != bytes || (fcntl(fd, F_GET_SEALS) & MEMFD_SEALS) != MEMFD_SEALS ||
+         fstat(fd, &info) != 0 || (info.st_mode & ALLPERMS) != MEMFD_MODE)) {
         status = kvist_error_set(err,
                                  KVIST_CORRUPT,
                                  0,
                                  "memfd",
-                                 "shared memory of %llu bytes, not %llu, or not sealed",
+                                 "shared memory of %llu bytes, not %llu, or not sealed, or not of "
+                                 "mode %04o",
                                  (unsigned long long)found,
-                                 (unsigned long long)bytes);
+                                 (unsigned long long)bytes,
+                                 MEMFD_MODE);
     }
     return status;
 }

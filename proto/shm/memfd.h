@@ -77,8 +77,8 @@ KVIST_MUST_USE enum kvist_status kvist_memfd_map(int fd,
                                                  struct kvist_error *err);
 
 /**
- * Check that an fd is a memfd of exactly so many bytes with the seals of kvist_memfd_create():
- * CORRUPT when not.
+ * Check that an fd is a memfd of exactly so many bytes with the seals and the mode of
+ * kvist_memfd_create(): CORRUPT when not.
  */
 KVIST_MUST_USE enum kvist_status
 kvist_memfd_check_own(int fd, uint64_t bytes, struct kvist_error *err);

@@ -165,6 +165,25 @@ static void a_segment_of_another_arena_is_not_believed(void)
     KVIST_TEST_EQUAL(adoption.blocks, left);
 }
 
+/* Others might have opened it for writing. */
+static void a_segment_that_others_may_open_is_not_believed(void)
+{
+    static const mode_t modes[] = {0600, 0440, 0404};
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(modes); index++) {
+        uint32_t at = segment_of(0);
+        uint32_t serial = pool_now()->segments[at].serial;
+        uint64_t left = 40 - blocks_in(at);
+        int fd = kvist_test_vault_find(&vault, KVIST_KEPT_SEGMENT, serial);
+        kvist_test_engine_close(&engine);
+        KVIST_TEST_FATAL(fchmod(fd, modes[index]) == 0);
+        struct kvist_adoption adoption = restart();
+        KVIST_TEST_EQUAL(adoption.blocks, left);
+        KVIST_TEST_EQUAL(kvist_test_vault_find(&vault, KVIST_KEPT_SEGMENT, serial), -1);
+        teardown();
+        setup();
+    }
+}
+
 static void swapped_pages_and_maps_are_not_believed(void)
 {
     struct kvist_test_engine *other = kvist_test_engine_open(store, 2, 1);
@@ -352,6 +371,8 @@ int main(void)
         {"swapped segments that are mapped end the arena",
          swapped_segments_that_are_mapped_end_the_arena},
         {"a segment of another arena is not believed", a_segment_of_another_arena_is_not_believed},
+        {"a segment that others may open is not believed",
+         a_segment_that_others_may_open_is_not_believed},
         {"swapped pages and maps are not believed", swapped_pages_and_maps_are_not_believed},
         {"another process's pidfd is not believed", another_process_s_pidfd_is_not_believed},
         {"a map that grows after a restart is believed",

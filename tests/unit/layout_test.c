@@ -243,6 +243,7 @@ static void memfds_are_sealed_and_read_only_when_asked(void)
     KVIST_TEST_TRUE(ftruncate(fd, 4096) != 0);
     KVIST_TEST_STATUS(kvist_memfd_check(fd, &bytes, NULL), KVIST_OK);
     KVIST_TEST_EQUAL(bytes, 1 << 20);
+    KVIST_TEST_STATUS(kvist_memfd_check_own(fd, bytes, NULL), KVIST_OK);
     KVIST_TEST_STATUS(kvist_memfd_map(fd, bytes, KVIST_MEMFD_WRITE, &map, NULL), KVIST_OK);
     KVIST_TEST_STATUS(kvist_memfd_populate(map, bytes, NULL, NULL), KVIST_OK);
     kvist_memfd_unmap(&map, bytes);
