@@ -386,6 +386,7 @@ static void identify(struct kvist_connection *connection, const char *tenant)
     groups[group_count++] = peer.gid;
     connection->uid = peer.uid;
     connection->pid = peer.pid > 0 ? peer.pid : 0;
+    connection->by_socket = tenant != NULL;
     connection->is_operator = tenant == NULL && (peer.uid == 0 || peer.uid == geteuid());
     const struct kvist_config *config = connection->server->config;
     if (tenant == NULL) {

@@ -64,6 +64,7 @@ struct kvist_connection {
     pid_t pid; /* 0: in a PID namespace that is not visible from here */
     char tenant[KVIST_TENANT_BYTES_MAX + 1];
     /* The dispatcher's. */
+    bool by_socket;   /* its tenant is that of the socket that it came through */
     bool is_operator; /* root, or kvistd's own user, not through a tenant's socket */
     bool reads_only;  /* its tenant may not store */
     bool is_tool;

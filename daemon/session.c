@@ -231,6 +231,27 @@ static void reap(struct kvist_session *session)
     }
 }
 
+/* What came between: another socket, or another line in [tenants]. */
+static enum kvist_status refuse_tenant(const struct kvist_session *session,
+                                       const struct kvist_connection *connection,
+                                       struct kvist_error *err)
+{
+    const struct kvist_tenant_limits *before =
+        kvist_config_limits(connection->server->config, session->tenant);
+    bool other_socket = connection->by_socket || (before != NULL && before->socket[0] != '\0');
+    return kvist_error_set(
+        err,
+        KVIST_DENIED,
+        0,
+        "hello",
+        other_socket ? "its session began in tenant %s, and who comes through this socket "
+                       "is in %s: connect it to the socket that it began on"
+                     : "its session began in tenant %s, and [tenants] has put its user "
+                       "into %s since: restart the engine",
+        session->tenant,
+        connection->tenant);
+}
+
 static enum kvist_status check_session(const struct kvist_session *session,
                                        const struct kvist_connection *connection,
                                        const Kvist__Wire__Hello *hello,
@@ -241,14 +262,7 @@ static enum kvist_status check_session(const struct kvist_session *session,
             err, KVIST_DENIED, 0, "hello", "this session id belongs to another user");
     }
     if (strcmp(session->tenant, connection->tenant) != 0) {
-        return kvist_error_set(err,
-                               KVIST_DENIED,
-                               0,
-                               "hello",
-                               "its session began in tenant %s, and [tenants] has put its user "
-                               "into %s since: restart the engine",
-                               session->tenant,
-                               connection->tenant);
+        return refuse_tenant(session, connection, err);
     }
     if (session->rank_count != hello->rank_count) {
         return kvist_error_set(err,

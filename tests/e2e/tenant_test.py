@@ -321,6 +321,23 @@ class Sockets(Case):
         daemon.stop()
         self.assertFalse(os.path.exists(path))
 
+    def test_a_session_is_told_of_another_socket_than_its_own(self):
+        paths = [os.path.join(self.directory, f"{name}.sock") for name in ("one", "two")]
+        daemon = self.start("--set", f"tenants.one=socket:{paths[0]}",
+                            "--set", f"tenants.two=socket:{paths[1]}")
+        for first, other, words in (
+                (paths[0], paths[1], ("began in tenant one", "this socket is in two")),
+                (paths[0], daemon.socket, ("began in tenant one", "this socket is in default")),
+                (daemon.socket, paths[1], ("began in tenant default", "this socket is in two"))):
+            session = os.urandom(16)
+            with wire.Peer(first) as begun, wire.Peer(other) as peer:
+                begun.hello(wire.ENGINE, session, 0, 1).close()
+                reply = peer.hello(wire.ENGINE, session, 0, 1)
+                self.assertEqual(reply.number(1), wire.DENIED)
+                for word in (*words, "connect it to the socket that it began on"):
+                    self.assertIn(word, reply.text(2))
+                self.assertNotIn("[tenants]", reply.text(2))
+
     def test_a_tenants_socket_is_a_socket_like_the_other(self):
         missing = os.path.join(self.directory, "none", "team.sock")
         self.refuses("--set", f"tenants.team=socket:{missing}", words=("none", "socket"))
