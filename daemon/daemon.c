@@ -3,6 +3,7 @@
 #include "daemon/dispatch.h"
 #include "daemon/machine.h"
 #include "daemon/notify.h"
+#include "daemon/places.h"
 #include "daemon/watch.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -17,7 +18,6 @@
 #define TICK_US       20000ULL
 #define LAG_WINDOW_US 10000000ULL
 #define SAVE_LOG_US   1000000ULL
-#define TENANT_SOCKET "the tenant's socket"
 #define STOP_EXTRA_US 30000000ULL /* for closing, after the save */
 
 static const struct timeval at_once = {0, 0};
@@ -61,18 +61,26 @@ fit(struct kvist_config *config, const struct kvist_fdstore *fdstore, struct kvi
     return status == KVIST_OK ? kvist_machine_fit_nvme(config, err) : status;
 }
 
-static enum kvist_status check_sockets(const struct kvist_config *config, struct kvist_error *err)
+/* Whether this process could have the shared memory that a start begins with. */
+static enum kvist_status check_shapes(struct kvist_error *err)
 {
-    const char *group = config->daemon_socket_group;
-    enum kvist_status status =
-        kvist_listener_check("daemon.socket", config->daemon_socket, group, err);
-    for (size_t index = 0; index < config->limits_count && status == KVIST_OK; index++) {
-        const char *path = config->limits[index].socket;
-        if (path[0] != '\0') {
-            status = kvist_listener_check(TENANT_SOCKET, path, group, err);
-        }
+    struct kvist_shapes *shapes = NULL;
+    int fd = -1;
+    enum kvist_status status = kvist_shapes_open(-1, 0, &shapes, &fd, err);
+    if (status == KVIST_OK) {
+        kvist_shapes_close(&shapes);
+        (void)close(fd);
     }
     return status;
+}
+
+/* Limits of this process: raised where that is allowed; what is over one is an error, no signal. */
+static enum kvist_status take_limits(uint64_t *files_max_out, struct kvist_error *err)
+{
+    (void)signal(SIGPIPE, SIG_IGN); /* EPIPE says it, */
+    (void)signal(SIGXFSZ, SIG_IGN); /* and EFBIG: shared memory is files, too */
+    *files_max_out = kvist_machine_raise_files();
+    return kvist_machine_check_files(*files_max_out, err);
 }
 
 enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
@@ -80,12 +88,21 @@ enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
                                      struct kvist_error *err)
 {
     struct kvist_http_address address;
-    enum kvist_status status = load(options, config_out, &address, err);
+    uint64_t files_max = 0;
+    enum kvist_status status = take_limits(&files_max, err);
+    if (status == KVIST_OK) {
+        status = load(options, config_out, &address, err);
+    }
     if (status == KVIST_OK) {
         status = fit(config_out, NULL, err);
     }
     if (status == KVIST_OK) {
-        status = check_sockets(config_out, err);
+        status = kvist_places_check(config_out, &address, false, err);
+    }
+    if (status == KVIST_OK) {
+        status = check_shapes(err);
+    }
+    if (status != KVIST_OK) {
         err->code = 0; /* none of the tier's disk */
     }
     if (status == KVIST_OK && config_out->nvme_path[0] != '\0') {
@@ -422,8 +439,9 @@ static enum kvist_status open_listener(const struct kvist_config *config,
 static enum kvist_status open_sockets(struct kvist_daemon *daemon, struct kvist_error *err)
 {
     const struct kvist_config *config = &daemon->config;
-    enum kvist_status status = KVIST_OK;
-    if (daemon->listener.fd < 0) {
+    enum kvist_status status =
+        kvist_places_check(config, &daemon->http_address, daemon->listener.fd >= 0, err);
+    if (status == KVIST_OK && daemon->listener.fd < 0) {
         status = open_listener(
             config, "daemon.socket", config->daemon_socket, &daemon->listener, err);
     }
@@ -435,7 +453,7 @@ static enum kvist_status open_sockets(struct kvist_daemon *daemon, struct kvist_
         if (tenant->socket[0] != '\0') {
             struct kvist_tenant_socket *at = &daemon->tenant_sockets[daemon->tenant_socket_count];
             (void)snprintf(at->tenant, sizeof(at->tenant), "%s", tenant->tenant);
-            status = open_listener(config, TENANT_SOCKET, tenant->socket, &at->listener, err);
+            status = open_listener(config, KVIST_PLACE_TENANT, tenant->socket, &at->listener, err);
             if (status == KVIST_OK) {
                 daemon->tenant_socket_count++;
                 kvist_server_add_socket(&daemon->server, at->listener.fd, at->tenant);
@@ -717,11 +735,11 @@ int kvist_daemon_run(const struct kvist_daemon_options *options)
     daemon->listener = (struct kvist_listener)KVIST_LISTENER_INIT;
     daemon->fdstore.barrier_fd = -1;
     daemon->options = *options;
-    (void)signal(SIGPIPE, SIG_IGN); /* EPIPE says it, */
-    (void)signal(SIGXFSZ, SIG_IGN); /* and EFBIG: shared memory is files, too */
-    daemon->metrics.files_max = kvist_machine_raise_files();
     struct kvist_error err = KVIST_ERROR_INIT;
-    enum kvist_status status = load(options, &daemon->config, &daemon->http_address, &err);
+    enum kvist_status status = take_limits(&daemon->metrics.files_max, &err);
+    if (status == KVIST_OK) {
+        status = load(options, &daemon->config, &daemon->http_address, &err);
+    }
     if (status == KVIST_OK) {
         kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
         status = take_passed(daemon, &err);

@@ -18,7 +18,7 @@
 #define TURN_ACCEPTS_MAX (KVIST_HTTP_PEERS_MAX / 2)
 #define HOST_BYTES_MAX   64
 #define ACCEPT_PAUSE_US  100000
-#define KEY              "daemon.metrics_listen"
+#define KEY              KVIST_HTTP_KEY
 
 struct kvist_http_peer {
     struct kvist_http *http;

@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <sys/socket.h>
 
+#define KVIST_HTTP_KEY               "daemon.metrics_listen"
 #define KVIST_HTTP_PEERS_MAX         32U
 #define KVIST_HTTP_REQUEST_BYTES_MAX 8192U
 #define KVIST_HTTP_TIMEOUT_S         5

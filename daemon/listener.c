@@ -10,12 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define BACKLOG         4096 /* the kernel cuts it to net.core.somaxconn */
 #define GROUP_BYTES_MAX 16384
+#define LOCK_PATH_BYTES (KVIST_SOCKET_PATH_BYTES + 8)
 
 /* --- From systemd ---------------------------------------------------------------------------- */
 
@@ -123,14 +125,28 @@ enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out
 
 /* --- Made here ------------------------------------------------------------------------------- */
 
+static enum kvist_status
+open_lock(const char *path, const char *key, int *fd_out, struct kvist_error *err)
+{
+    *fd_out = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    return *fd_out >= 0
+               ? KVIST_OK
+               : kvist_error_set_errno(err, errno, key, "%s: cannot make the lock %s", key, path);
+}
+
+static void name_lock(const char *path, char lock_out[LOCK_PATH_BYTES])
+{
+    (void)snprintf(lock_out, LOCK_PATH_BYTES, "%s" KVIST_LISTENER_LOCK, path);
+}
+
 static enum kvist_status lock_path(struct kvist_listener *listener, struct kvist_error *err)
 {
-    char path[KVIST_SOCKET_PATH_BYTES + 8];
-    (void)snprintf(path, sizeof(path), "%s.lock", listener->path);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) {
-        return kvist_error_set_errno(
-            err, errno, listener->key, "%s: cannot make the lock %s", listener->key, path);
+    char path[LOCK_PATH_BYTES];
+    int fd = -1;
+    name_lock(listener->path, path);
+    enum kvist_status status = open_lock(path, listener->key, &fd, err);
+    if (status != KVIST_OK) {
+        return status;
     }
     char pid[16] = "";
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
@@ -228,6 +244,25 @@ static enum kvist_status clear_path(const struct kvist_listener *listener,
     return KVIST_OK;
 }
 
+/* Whether a file of ours may be given to a group: asked of one that nobody sees. */
+static enum kvist_status check_group(const char *name, gid_t group, struct kvist_error *err)
+{
+    int fd = memfd_create("group", MFD_CLOEXEC);
+    int error_number = fd >= 0 && fchown(fd, (uid_t)-1, group) != 0 ? errno : 0;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return error_number == 0
+               ? KVIST_OK
+               : kvist_error_set_errno(err,
+                                       error_number,
+                                       "config",
+                                       "daemon.socket_group = %s: kvistd (uid %u) is not in that "
+                                       "group and cannot give it the socket",
+                                       name,
+                                       (unsigned)geteuid());
+}
+
 static enum kvist_status find_group(const char *name, gid_t *group_out, struct kvist_error *err)
 {
     *group_out = (gid_t)-1;
@@ -245,13 +280,30 @@ static enum kvist_status find_group(const char *name, gid_t *group_out, struct k
         *group_out = found->gr_gid;
     }
     free(buffer);
-    return found != NULL ? KVIST_OK
+    return found != NULL ? check_group(name, *group_out, err)
                          : kvist_error_set(err,
                                            KVIST_INVALID,
                                            0,
                                            "config",
                                            "daemon.socket_group = %s: there is no such group",
                                            name);
+}
+
+/* One that is there is opened; none is made. */
+static enum kvist_status check_lock(const char *path, const char *key, struct kvist_error *err)
+{
+    char lock[LOCK_PATH_BYTES];
+    struct stat info;
+    int fd = -1;
+    name_lock(path, lock);
+    if (lstat(lock, &info) != 0) {
+        return KVIST_OK;
+    }
+    enum kvist_status status = open_lock(lock, key, &fd, err);
+    if (status == KVIST_OK) {
+        (void)close(fd);
+    }
+    return status;
 }
 
 static enum kvist_status check_directory(const char *path, const char *key, struct kvist_error *err)
@@ -309,6 +361,9 @@ enum kvist_status kvist_listener_check(const char *key,
     enum kvist_status status = check_directory(path, key, err);
     if (status == KVIST_OK) {
         status = check_path(path, key, &found, err);
+    }
+    if (status == KVIST_OK) {
+        status = check_lock(path, key, err);
     }
     return status == KVIST_OK ? find_group(group_name, &group, err) : status;
 }

@@ -27,6 +27,8 @@ struct kvist_listener {
     ino_t inode;
 };
 
+#define KVIST_LISTENER_LOCK ".lock" /* beside the socket */
+
 #define KVIST_LISTENER_INIT                                                                        \
     {                                                                                              \
         .fd = -1, .lock_fd = -1, .key = ""                                                         \
@@ -43,7 +45,7 @@ KVIST_MUST_USE enum kvist_status kvist_listener_take_passed(struct kvist_listene
                                                             struct kvist_error *err);
 
 /**
- * Whether a socket could be made there: its directory, what is at its path, its group. Makes
+ * Whether a socket could be made there: its directory, what is at its path, its lock, its group. Makes
  * nothing, and does not ask whether another kvistd serves there. As kvist_listener_open() begins.
  */
 KVIST_MUST_USE enum kvist_status

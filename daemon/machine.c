@@ -318,6 +318,21 @@ uint64_t kvist_machine_raise_files(void)
     return limit.rlim_cur;
 }
 
+enum kvist_status kvist_machine_check_files(uint64_t files_max, struct kvist_error *err)
+{
+    return files_max >= KVIST_FILES_MIN
+               ? KVIST_OK
+               : kvist_error_set(err,
+                                 KVIST_INVALID,
+                                 0,
+                                 "config",
+                                 "the limit of open files is %llu, and kvistd needs %u at least, "
+                                 "%u on a busy host: raise LimitNOFILE= or ulimit -n",
+                                 (unsigned long long)files_max,
+                                 KVIST_FILES_MIN,
+                                 KVIST_FILES_WANTED);
+}
+
 uint64_t kvist_machine_file_bytes_max(void)
 {
     struct rlimit limit;

@@ -15,6 +15,9 @@
 
 #include "daemon/config.h"
 
+#define KVIST_FILES_MIN    64U   /* kvistd, its NVMe tier and an engine */
+#define KVIST_FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
+
 struct kvist_machine {
     uint64_t available_bytes; /* MemAvailable */
     uint64_t cgroup_bytes;    /* its lowest memory limit; UINT64_MAX: none */
@@ -46,6 +49,10 @@ bool kvist_machine_has_huge_pages(const char *root);
 
 /** Raise the limit of open files as far as allowed. @return the limit now */
 uint64_t kvist_machine_raise_files(void);
+
+/** Whether so many open files are enough to serve anybody at all. */
+KVIST_MUST_USE enum kvist_status kvist_machine_check_files(uint64_t files_max,
+                                                           struct kvist_error *err);
 
 /** Bytes that a file may have, and so shared memory; UINT64_MAX: any number. */
 uint64_t kvist_machine_file_bytes_max(void);

@@ -1,6 +1,7 @@
 #include "daemon/metrics.h"
 
 #include "daemon/logging.h"
+#include "daemon/machine.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -8,8 +9,6 @@
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
-
-#define FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
 
 #define PROCESS_US   1000000ULL
 #define REFUSED_US   60000000ULL /* health tells of a refusal for so long */
@@ -69,7 +68,7 @@ static const char *find_fault(const struct kvist_metrics *metrics,
     if (stats->arena_used_bytes > stats->arena_bytes) {
         return "more memory is in use than memory.arena_bytes allows: engines have not let go of it";
     }
-    if (metrics->files_max < FILES_WANTED) {
+    if (metrics->files_max < KVIST_FILES_WANTED) {
         return "the limit of open files is low: raise LimitNOFILE";
     }
     const struct kvist_counters *counters = metrics->counters;

@@ -1,6 +1,8 @@
 /* The tier's directory: made or recognised, locked, measured. */
+#include "proto/base/check.h"
 #include "proto/base/fault.h"
 #include "storage/disk.h"
+#include "storage/extent_file.h"
 #include "storage/tier_internal.h"
 
 #include <dirent.h>
@@ -16,6 +18,7 @@
 #define LOCK_TEXT    "kvist tier 1\n"
 #define INDEX_NAME   "index"
 #define EXTENTS_NAME "extents"
+#define MANIFEST     "MANIFEST-"
 
 static bool is_dots(const char *name)
 {
@@ -112,6 +115,68 @@ static enum kvist_status check_directory(
     return KVIST_OK;
 }
 
+/* Files that would be opened by their names alone: others may lie there, and are left alone. */
+static bool is_opened(const char *folder, const char *name)
+{
+    static const char *const of_index[] = {"CURRENT", "IDENTITY", "LOCK"}; /* RocksDB's */
+    if (strcmp(folder, EXTENTS_NAME) == 0) {
+        return kvist_extent_file_number(name) != 0;
+    }
+    bool found = strncmp(name, MANIFEST, strlen(MANIFEST)) == 0;
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(of_index); index++) {
+        found = found || strcmp(name, of_index[index]) == 0;
+    }
+    return found;
+}
+
+/* What is in a directory of the tier and is called like its files is one. */
+static enum kvist_status
+check_files(int directory_fd, const char *path, const char *folder, struct kvist_error *err)
+{
+    DIR *listing = list(directory_fd, folder);
+    if (listing == NULL) {
+        return errno == ENOENT ? KVIST_OK /* it is made */
+                               : kvist_error_set_errno(
+                                     err, errno, "opendir", "cannot list %.120s/%s", path, folder);
+    }
+    enum kvist_status status = KVIST_OK;
+    const struct dirent *entry = NULL;
+    /* NOLINTNEXTLINE(concurrency-mt-unsafe): own DIR */
+    while (status == KVIST_OK && (entry = readdir(listing)) != NULL) {
+        struct stat state;
+        if (is_opened(folder, entry->d_name) &&
+            fstatat(dirfd(listing), entry->d_name, &state, AT_SYMLINK_NOFOLLOW) == 0 &&
+            !S_ISREG(state.st_mode)) {
+            status =
+                kvist_error_set(err,
+                                KVIST_INVALID,
+                                0,
+                                "tier",
+                                "%.120s/%s/%.40s is no file of kvist's: remove it, or give the "
+                                "tier an empty directory",
+                                path,
+                                folder,
+                                entry->d_name);
+        }
+    }
+    (void)closedir(listing);
+    return status;
+}
+
+static enum kvist_status check_folders(int directory_fd, const char *path, struct kvist_error *err)
+{
+    static const char *const folders[] = {INDEX_NAME, EXTENTS_NAME};
+    enum kvist_status status = KVIST_OK;
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(folders) && status == KVIST_OK; index++) {
+        bool found = false;
+        status = check_directory(directory_fd, path, folders[index], &found, err);
+        if (status == KVIST_OK) {
+            status = check_files(directory_fd, path, folders[index], err);
+        }
+    }
+    return status;
+}
+
 static enum kvist_status check_all(int directory_fd, const char *path, struct kvist_error *err)
 {
     bool found = false;
@@ -123,11 +188,7 @@ static enum kvist_status check_all(int directory_fd, const char *path, struct kv
     }
     enum kvist_status status = check_lock(lock_fd, path, &found, err);
     (void)close(lock_fd);
-    if (status == KVIST_OK) {
-        status = check_directory(directory_fd, path, INDEX_NAME, &found, err);
-    }
-    return status == KVIST_OK ? check_directory(directory_fd, path, EXTENTS_NAME, &found, err)
-                              : status;
+    return status == KVIST_OK ? check_folders(directory_fd, path, err) : status;
 }
 
 enum kvist_status kvist_tier_check(const char *path, struct kvist_error *err)
@@ -220,6 +281,9 @@ enum kvist_status kvist_tier_disk_open(struct kvist_tier *tier, struct kvist_err
     }
     if (status == KVIST_OK) {
         status = make_directory(tier, EXTENTS_NAME, err);
+    }
+    if (status == KVIST_OK) {
+        status = check_folders(tier->directory_fd, tier->path, err);
     }
     tier->index_is_new = faccessat(tier->directory_fd, INDEX_NAME "/CURRENT", F_OK, 0) != 0;
     return status;

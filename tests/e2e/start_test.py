@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """kvistd that must not start: one sentence that says what is wrong, exit status > 0, nothing harmed."""
+import grp
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -184,12 +186,12 @@ class Machine(harness.Case):
         self.refuses("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "64M",
                      words=["RocksDB"], status=1)
 
-    def check(self, *flags):
+    def check(self, *flags, **options):
         """By --check-config, which makes nothing. @return exit status, its one line"""
         before = sorted(os.walk(self.directory))
         run = subprocess.run([harness.KVISTD, "--config", self.path("kvistd.conf"), "--metrics",
                               "off", "--check-config", *flags],
-                             capture_output=True, text=True, timeout=60, check=False)
+                             capture_output=True, text=True, timeout=60, check=False, **options)
         self.assertEqual(sorted(os.walk(self.directory)), before)
         self.assertEqual(run.returncode == 0, "good" in run.stdout, run.stdout)
         return run.returncode, run.stderr
@@ -197,10 +199,11 @@ class Machine(harness.Case):
     def path(self, *names):
         return os.path.join(self.directory, *names)
 
-    def assert_both_refuse(self, *flags, words, status):
+    def assert_both_refuse(self, *flags, words, status, **options):
         """What a start would refuse, a check refuses too, and in the same words."""
-        line = self.refuses(*flags, words=words, status=status, http=False)
-        code, told = self.check(*flags)
+        line = self.refuses("--metrics", "off", *flags, words=words, status=status, http=False,
+                            **options)
+        code, told = self.check(*flags, **options)
         self.assertEqual(code, status, told)
         for word in words:
             self.assertIn(word, told)
@@ -223,6 +226,100 @@ class Machine(harness.Case):
                  ["the tenant's socket", "does not exist"], 2)):
             with self.subTest(flags=flags):
                 self.assert_both_refuse(*flags, words=words, status=status)
+
+    def test_a_check_refuses_paths_in_each_others_way(self):
+        os.mkdir(self.path("sub"))
+        os.symlink(self.directory, self.path("link"))
+        one = ("--socket", self.path("k.sock"))
+        for flags, words in (
+                ((*one, "--set", "tenants.a=socket:" + self.path("sub", "..", "k.sock")),
+                 ["the tenant's socket", "where daemon.socket is"]),
+                ((*one, "--set", "tenants.a=socket:" + self.path("link", "k.sock")),
+                 ["the tenant's socket", "where daemon.socket is"]),
+                ((*one, "--set", "tenants.a=socket:" + self.path("k.sock.lock")),
+                 ["the tenant's socket", "the lock beside it"]),
+                ((*one, "--set", "tenants.a=socket:" + self.path("a.sock"),
+                  "--set", "tenants.b=socket:" + self.path("link", "a.sock")),
+                 ["where the tenant's socket is"]),
+                ((*one, "--metrics", "unix:" + self.path("link", "k.sock")),
+                 ["daemon.metrics_listen", "where daemon.socket is"]),
+                (("--socket", self.path("k.sock.lock"), "--metrics",
+                  "unix:" + self.path("k.sock")), ["daemon.metrics_listen"])):
+            with self.subTest(flags=flags):
+                self.assert_both_refuse(*flags, words=[*words, "name another path"], status=2)
+        self.assertFalse([name for name in os.listdir(self.directory) if "sock" in name])
+
+    @harness.needs_nvme
+    def test_a_check_refuses_a_socket_where_the_tier_is(self):
+        os.mkdir(self.path("nvme"))
+        os.symlink(self.path("nvme"), self.path("link"))
+        nvme = ("--nvme", self.path("nvme"), "--nvme-bytes", "64M")
+        for flags, words in (
+                (("--socket", self.path("link", "k.sock"), *nvme), ["daemon.socket", "NVMe tier's own"]),
+                (("--socket", self.path("k.sock"), *nvme, "--metrics",
+                  "unix:" + self.path("nvme", "m.sock")), ["metrics_listen", "NVMe tier's own"]),
+                (("--socket", self.path("k.sock"), "--nvme", self.path("k.sock"), "--nvme-bytes",
+                  "64M"), ["where nvme.path is"])):
+            with self.subTest(flags=flags):
+                self.assert_both_refuse(*flags, words=[*words, "name another path"], status=2)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+
+    def test_a_check_refuses_what_is_in_the_way_of_a_socket(self):
+        os.mkdir(self.path("k.sock.lock"))
+        self.assert_both_refuse("--socket", self.path("k.sock"),
+                                words=["daemon.socket", "the lock", "Is a directory"], status=1)
+        at = ("--socket", self.path("other.sock"))
+        self.assert_both_refuse(*at, "--metrics", "unix:" + self.path("none", "m.sock"),
+                                words=["daemon.metrics_listen", "does not exist"], status=2)
+        self.write("precious", "m.sock")
+        self.assert_both_refuse(*at, "--metrics", "unix:" + self.path("m.sock"),
+                                words=["not a socket", "metrics_listen"], status=1)
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs root to become another user")
+    def test_a_check_refuses_a_group_that_its_user_cannot_give(self):
+        os.chmod(self.directory, 0o777)
+        self.assert_both_refuse("--socket", self.path("k.sock"), "--set", "daemon.socket_group=daemon",
+                                words=["socket_group = daemon", "uid 65534", "is not in that group"],
+                                status=2, user=65534, group=65534, extra_groups=[])
+        self.write(f"[daemon]\nsocket = {self.path('k.sock')}\nsocket_group = daemon\n",
+                   "kvistd.conf")
+        gid = grp.getgrnam("daemon").gr_gid
+        self.assertEqual(self.check(user=65534, group=65534, extra_groups=[gid]), (0, ""))
+
+    def test_a_check_refuses_limits_that_a_start_refuses(self):
+        at = ("--socket", self.path("k.sock"))
+        for limit, value, words, status in (
+                (resource.RLIMIT_NOFILE, 32, ["open files is 32", "LimitNOFILE", "ulimit -n"], 2),
+                (resource.RLIMIT_FSIZE, 64 << 10, ["limit of file sizes", "LimitFSIZE"], 1)):
+            with self.subTest(words=words):
+                self.assert_both_refuse(
+                    *at, words=words, status=status,
+                    preexec_fn=lambda: resource.setrlimit(limit, (value, value)))
+
+    @harness.needs_nvme
+    def test_a_check_refuses_what_is_in_the_way_of_the_tier(self):
+        flags = ("--socket", self.path("k.sock"), "--nvme", self.path("nvme"), "--nvme-bytes", "64M")
+        self.assertEqual(self.start(*flags).stop(), 0)
+        os.unlink(self.path("log"))
+        for names in (("extents", "00000001"), ("index", "LOCK"), ("index", "MANIFEST-000099"),
+                      ("index", "CURRENT")):
+            with self.subTest(names=names):
+                at = self.path("nvme", *names)
+                kept = os.path.exists(at) and os.rename(at, self.path("kept")) is None
+                os.mkdir(at)
+                self.assert_both_refuse(*flags, status=2,
+                                        words=["/".join(names) + " is no file of kvist's", "remove"])
+                os.rmdir(at)
+                if kept:
+                    os.rename(self.path("kept"), at)
+        # What is called otherwise is in nobody's way.
+        self.write("precious", "nvme", "extents", "thesis.txt")
+        self.write("precious", "nvme", "index", "thesis", "text")
+        self.assertEqual(self.check(*flags), (0, ""))
+        daemon = self.start(*flags)
+        self.assertEqual(daemon.get("/healthz"), (200, "ok\n"))
+        self.assertEqual(daemon.stop(), 0)
+        self.assertTrue(os.path.exists(self.path("nvme", "index", "thesis", "text")))
 
     @harness.needs_nvme
     def test_a_check_refuses_a_directory_that_a_start_refuses(self):

@@ -175,6 +175,9 @@ static void open_files_go_up_to_what_is_allowed(void)
     KVIST_TEST_FATAL(setrlimit(RLIMIT_NOFILE, &lower) == 0);
     KVIST_TEST_EQUAL(kvist_machine_raise_files(), limit.rlim_max);
     KVIST_TEST_EQUAL(kvist_machine_raise_files(), limit.rlim_max);
+    KVIST_TEST_STATUS(kvist_machine_check_files(KVIST_FILES_MIN, NULL), KVIST_OK);
+    KVIST_TEST_STATUS(kvist_machine_check_files(KVIST_FILES_MIN - 1, &err), KVIST_INVALID);
+    KVIST_TEST_TRUE(strstr(err.text, "LimitNOFILE") != NULL);
 }
 
 int main(void)
