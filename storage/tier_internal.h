@@ -80,6 +80,7 @@ struct kvist_tier_keeper {
     uint32_t extent;                    /* RECLAIM: the victim; 0: none is being emptied */
     uint32_t tenant;                    /* MAKE */
     uint64_t file_bytes;                /* MAKE */
+    bool made;                          /* RECLAIM: an extent, for what was carried over */
     uint64_t room_bytes;                /* RECLAIM: what carrying may make extents from */
     uint64_t carry_bytes;               /* RECLAIM: what may still be carried */
     struct kvist_tier_known_pool *pool; /* PURGE */

@@ -231,6 +231,7 @@ static enum kvist_status carry_reserve(struct kvist_tier_keeper *keeper,
     }
     status = kvist_extents_make(extents, tenant, file_bytes, &keeper->err);
     if (status == KVIST_OK) {
+        keeper->made = true;
         keeper->room_bytes -= file_bytes;
         status = kvist_extents_reserve(extents, tenant, record_bytes, extent_out, offset_out);
     }
@@ -373,6 +374,8 @@ static void reclaim_done(struct kvist_tier_keeper *keeper)
     if (keeper->status != KVIST_OK) {
         kvist_tier_text_set(tier->write_text, &keeper->err);
         kvist_tier_waiting_fail(tier, keeper->status);
+    } else if (keeper->made && keeper->extent == 0 && !tier->closing) {
+        kvist_tier_waiting_resubmit(tier); /* to the rest of what took the carried */
     }
 }
 
@@ -384,6 +387,7 @@ static bool reclaim_start(struct kvist_tier *tier, uint32_t number)
     }
     keeper->step = KVIST_TIER_STEP_RECLAIM;
     keeper->extent = number;
+    keeper->made = false;
     keeper->room_bytes = kvist_tier_room(tier);
     memset(&keeper->walk, 0, sizeof(keeper->walk));
     step_submit(keeper);
@@ -643,6 +647,15 @@ static bool reclaim(struct kvist_tier *tier, uint32_t tenant, uint64_t bytes, bo
            reclaim_start(tier, number);
 }
 
+/* Writes that wait leave room for an extent that takes what is carried over: else, while they come
+ * faster than extents are emptied, nothing would be. False: there is, or nothing can go for it. */
+static bool carry_room_first(struct kvist_tier *tier, int64_t room, uint64_t file_bytes)
+{
+    uint64_t wanted = file_bytes + tier->extent_bytes;
+    return !tier->loading && room < (int64_t)wanted &&
+           reclaim(tier, tier->waiting->pool->tenant, file_bytes, false);
+}
+
 /* Serve the first waiting write: an extent for its tenant, or room for one. */
 static void keep_waiting(struct kvist_tier *tier, int64_t room, uint64_t retired_bytes)
 {
@@ -659,6 +672,9 @@ static void keep_waiting(struct kvist_tier *tier, int64_t room, uint64_t retired
     uint64_t own = kvist_extents_tenant_bytes(tier->extents, tenant, &quota);
     bool over = quota != 0 && own + 2 * file_bytes > quota;
     if (room >= (int64_t)file_bytes && !over) {
+        if (carry_room_first(tier, room + (int64_t)retired_bytes, file_bytes)) {
+            return;
+        }
         keeper->step = KVIST_TIER_STEP_MAKE;
         keeper->tenant = tenant;
         keeper->file_bytes = file_bytes;
