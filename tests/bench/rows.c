@@ -52,22 +52,6 @@ uint64_t rows_metric(const struct rows_options *options, const char *name)
     return kvist_bench_metric(options->socket_path, METRIC_TIMEOUT_US, name);
 }
 
-static int compare_samples(const void *one, const void *other)
-{
-    const uint64_t *a = one;
-    const uint64_t *b = other;
-    return (*a > *b) - (*a < *b);
-}
-
-uint64_t rows_quantile(uint64_t *samples, size_t count, double share)
-{
-    if (count == 0) {
-        return 0;
-    }
-    qsort(samples, count, sizeof(samples[0]), compare_samples);
-    return samples[(size_t)((double)(count - 1) * share)];
-}
-
 void rows_pause_us(uint64_t us)
 {
     struct timespec pause = {.tv_sec = (time_t)(us / 1000000),

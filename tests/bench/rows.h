@@ -10,6 +10,7 @@
 #define KVIST_TESTS_BENCH_ROWS_H
 
 #include "client/tool/bench_engine.h"
+#include "tests/bench/quantile.h"
 
 #include <kvist/error.h>
 
@@ -61,9 +62,6 @@ bool rows_gate(const struct rows_options *options);
 
 /** A metric of the daemon's. */
 uint64_t rows_metric(const struct rows_options *options, const char *name);
-
-/** Sorts the samples; the one below which `share` of them lie. */
-uint64_t rows_quantile(uint64_t *samples, size_t count, double share);
 
 void rows_pause_us(uint64_t us);
 

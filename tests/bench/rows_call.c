@@ -228,13 +228,13 @@ enum kvist_status rows_chain(const struct rows_options *options, struct kvist_er
             samples[count] = chain_ns(&engine, first);
             count += samples[count] != 0;
         }
-        uint64_t middle = rows_quantile(samples, count, 0.5);
+        uint64_t middle = bench_quantile(samples, count, 0.5);
         if (count == 0) {
             status = kvist_error_set(err, KVIST_NOT_FOUND, 0, "chain", "no chain was whole");
         } else {
             (void)printf("row=chain_c figure=%.1f p99=%.1f\n",
                          (double)middle / 1e3,
-                         (double)rows_quantile(samples, count, 0.99) / 1e3);
+                         (double)bench_quantile(samples, count, 0.99) / 1e3);
         }
     }
     kvist_bench_engine_close(&engine);
@@ -454,13 +454,13 @@ static enum kvist_status found_run(const struct rows_options *options,
         (void)printf("row=found_%zu limit=%.1f figure=%.1f bytes=%zu samples=%zu p99=%.1f "
                      "least=%.1f least_limit=%.1f\n",
                      count,
-                     (double)rows_quantile(echoed, samples, 0.5) / 1e3,
-                     (double)rows_quantile(found, samples, 0.5) / 1e3,
+                     (double)bench_quantile(echoed, samples, 0.5) / 1e3,
+                     (double)bench_quantile(found, samples, 0.5) / 1e3,
                      bytes,
                      samples,
-                     (double)rows_quantile(found, samples, 0.99) / 1e3,
-                     (double)rows_quantile(found, samples, 0) / 1e3,
-                     (double)rows_quantile(echoed, samples, 0) / 1e3);
+                     (double)bench_quantile(found, samples, 0.99) / 1e3,
+                     (double)bench_quantile(found, samples, 0) / 1e3,
+                     (double)bench_quantile(echoed, samples, 0) / 1e3);
     }
     return status;
 }

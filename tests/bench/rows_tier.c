@@ -240,7 +240,7 @@ static enum kvist_status flat_run(const struct rows_options *options,
                      rows_metric(options, "nvme_read_bytes_total") - before;
         for (unsigned kind = 0; kind < KINDS; kind++) {
             p99[loaded][kind] =
-                (double)rows_quantile(laps.samples[kind], laps.counts[kind], 0.99) / 1e3;
+                (double)bench_quantile(laps.samples[kind], laps.counts[kind], 0.99) / 1e3;
         }
     }
     crew->working = false;
