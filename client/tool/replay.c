@@ -185,31 +185,51 @@ static void print_table(const struct replay *replay)
     }
 }
 
+/* Of a plot's rows, in %: a round number that takes the most in PLOT_ROWS of them. */
+static double plot_unit(double most)
+{
+    static const double units[] = {0.1, 0.2, 0.25, 0.5, 1, 2, 2.5, 5};
+    for (size_t index = 0; index < KVIST_ARRAY_COUNT(units); index++) {
+        if (units[index] * PLOT_ROWS >= most) {
+            return units[index];
+        }
+    }
+    return 10;
+}
+
+static void print_plot_row(const struct replay *replay, double unit, uint32_t row)
+{
+    (void)printf("%6.1f %% |", unit * row);
+    for (uint32_t size = 0; size < SIZES; size++) {
+        char cell[PLOT_STEP + 1] = "";
+        size_t length = 0;
+        for (uint32_t policy = 0; policy < POLICIES; policy++) {
+            if ((uint32_t)(percent(replay, replay->hits[size][policy]) / unit + 0.5) == row) {
+                cell[length++] = policy_name(policy)[0];
+            }
+        }
+        (void)printf("%*s", (int)PLOT_STEP, cell);
+    }
+    (void)putchar('\n');
+}
+
 static void print_plot(const struct replay *replay)
 {
     double most = percent(replay, replay->hits[SIZES - 1][KVIST_EVICTIONS]);
-    most = most > 0 ? most : 1;
-    (void)putchar('\n');
-    for (uint32_t row = PLOT_ROWS; row > 0; row--) {
-        (void)printf("%6.1f %% |", most * row / PLOT_ROWS);
-        for (uint32_t size = 0; size < SIZES; size++) {
-            char cell[PLOT_STEP + 1] = "";
-            size_t length = 0;
-            for (uint32_t policy = 0; policy < POLICIES; policy++) {
-                double height = percent(replay, replay->hits[size][policy]) / most * PLOT_ROWS;
-                if ((uint32_t)(height + 0.5) == row) {
-                    cell[length++] = policy_name(policy)[0];
-                }
-            }
-            (void)printf("%*s", (int)PLOT_STEP, cell);
-        }
-        (void)putchar('\n');
+    double unit = plot_unit(most);
+    (void)puts("");
+    for (uint32_t policy = 0; policy < POLICIES; policy++) {
+        (void)printf("  %c: %s", policy_name(policy)[0], policy_name(policy));
+    }
+    (void)puts("; hits, by the size of the cache in % of the distinct blocks");
+    for (uint32_t row = (uint32_t)(most / unit + 0.5) + 1; row > 0; row--) {
+        print_plot_row(replay, unit, row - 1);
     }
     (void)printf("%10s", "");
     for (uint32_t size = 0; size < SIZES; size++) {
         (void)printf("%*.0f %%", (int)PLOT_STEP - 2, sweep_shares[size] / 10.0);
     }
-    (void)printf("   (by initials)\n");
+    (void)putchar('\n');
 }
 
 /* --- The command --------------------------------------------------------------------------- */

@@ -348,6 +348,8 @@ static void the_command_prints(void)
     KVIST_TEST_TRUE(prints("- --blocks 2 --policy min", "min with 2 blocks: 2 hits", 0));
     KVIST_TEST_TRUE(prints("--json - --blocks 4 --policy lru", "\"hits\": 2", 0));
     KVIST_TEST_TRUE(prints("- --sweep", "100 %           3   40.00   40.00", 0));
+    KVIST_TEST_TRUE(prints("- --sweep", " s: s3fifo  m: min;", 0));
+    KVIST_TEST_TRUE(prints("- --sweep", "   0.0 % |     rls     rls", 0));
     KVIST_TEST_TRUE(prints("- --sweep --headroom --json", "\"s3fifo\"", 0));
     KVIST_TEST_TRUE(prints("--blocks 4", "which trace?", 2));
     KVIST_TEST_TRUE(prints("-", "say --blocks N", 2));
