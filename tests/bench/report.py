@@ -1,6 +1,11 @@
 """What the rows mean, and how they are judged and printed."""
 import dataclasses
+import datetime
 import json
+import os
+import pathlib
+import platform
+import re
 import statistics
 from xml.sax.saxutils import quoteattr
 
@@ -127,6 +132,17 @@ def line(measured: Measured) -> str:
 def head() -> str:
     return (f"{'what':<40} {'limit':<16} {'limit':>12} {'figure':>13} "
             f"{'ratio or figure':>24} {'target':<9} mark")
+
+
+def machine() -> dict[str, str]:
+    cpu = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{os.cpu_count()} x {cpu[1] if cpu else platform.machine()}",
+        "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}",
+        "kernel": platform.release(),
+        "load": "%.1f" % os.getloadavg()[0],
+    }
 
 
 def write_junit(path: str, results: list[Measured]) -> None:

@@ -40,6 +40,8 @@ class UnixConnection(http.client.HTTPConnection):
 class Daemon(Child):
     """kvistd in a temporary directory. start() and stop() as often as wanted; close() at the end."""
 
+    HOMES = "/tmp"  # where the temporary directories are made: sockets' paths are short
+
     # Names on /metrics that the tests ask for.
     BLOCKS = "kvist_slots_ready"
     SESSIONS = "kvist_sessions"
@@ -57,7 +59,7 @@ class Daemon(Child):
     def __init__(
         self, name: str = "kvistd", arena_mib: int = 512, nvme_mib: int = 0, **settings: str
     ) -> None:
-        self.home = pathlib.Path(tempfile.mkdtemp(prefix="kvist-", dir="/tmp"))
+        self.home = pathlib.Path(tempfile.mkdtemp(prefix="kvist-", dir=self.HOMES))
         super().__init__(name, self.home)
         self.socket = str(self.home / "s" / "kvist.sock")
         self.status_socket = str(self.home / "s" / "status.sock")
