@@ -12,7 +12,8 @@
  *             when the map says so; else RETIRED
  * Kills       what a reader could find is READY by that rule at every moment, but for what is being
  *             dropped: a slot says READY before an entry names it, a READY entry is not written
- *             again but to hide it, slots are raised to a generation before their pool is
+ *             again but to hide it, slots are raised to a generation before their pool is. A map says
+ *             `moved` when the next one is complete and safe, and until then it is the right one
  * Not kept    what the daemon had not seen stored when it died: a process, or a session by its page,
  *             or a pool by its map. Dropped alone if nobody concerned was lent a segment, for then
  *             nobody has mapped one (session.c); else everything is let go

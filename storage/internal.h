@@ -135,6 +135,9 @@ struct kvist_store_pool {
     struct kvist_tier_pool about;
     struct kvist_tenant *tenant;
     struct kvist_map map;
+    uint32_t next_map_serial;      /* of the one that it grows into, once kept; else 0 */
+    uint64_t next_map_keep_number; /* it may take over when so many fds are safe */
+    uint64_t next_map_since_us;
     uint64_t segment_bytes;
     uint32_t slots_per_segment;
     uint32_t segment_max; /* of the map */
@@ -596,6 +599,8 @@ uint64_t kvist_pool_segment_bytes_least(uint64_t arena_bytes);
 uint64_t kvist_pool_segment_bytes(const struct kvist_store *store, uint64_t slot_bytes);
 /* A step towards a larger map, when it is time; members are told in this or the next turn. */
 void kvist_pool_grow_map(struct kvist_store_pool *pool);
+/* Whether a larger map is to be safe soon, and is not yet. */
+bool kvist_pool_growth_waits(const struct kvist_store_pool *pool);
 /* What is in DRAM stays valid in the new generation. */
 void kvist_pool_set_generation(struct kvist_store_pool *pool, uint64_t generation);
 /* Whether the tier will be able to take its blocks soon, and cannot yet. */

@@ -124,7 +124,7 @@ enum kvist_status kvist_map_adopt(
     return KVIST_OK;
 }
 
-static void abandon_growth(struct kvist_map *map)
+void kvist_map_give_up_growth(struct kvist_map *map)
 {
     if (map->next != NULL) {
         kvist_map_fini(map->next);
@@ -135,7 +135,7 @@ static void abandon_growth(struct kvist_map *map)
 
 void kvist_map_fini(struct kvist_map *map)
 {
-    abandon_growth(map);
+    kvist_map_give_up_growth(map);
     if (map->base != NULL) {
         kvist_memfd_unmap(&map->base, map->bytes);
         (void)close(map->read_only_fd);
@@ -190,7 +190,7 @@ static void mirror(struct kvist_map *map, const struct kvist_entry_copy *entry)
     } else if (position != KVIST_ENTRY_NONE) {
         write_here(next, position, entry);
     } else if (kvist_map_insert(next, entry) == KVIST_ENTRY_NONE) {
-        abandon_growth(map); /* begun again, with another seed */
+        kvist_map_give_up_growth(map); /* begun again, with another seed */
     }
 }
 
@@ -277,7 +277,7 @@ uint32_t kvist_map_clear(struct kvist_map *map)
 {
     static const struct kvist_entry_copy empty = {.state = KVIST_ENTRY_EMPTY};
     uint32_t live = map->live;
-    abandon_growth(map);
+    kvist_map_give_up_growth(map);
     for (uint32_t position = 0; position < map->capacity; position++) {
         if (state_of(map, position) != KVIST_ENTRY_EMPTY) {
             kvist_entry_write(&map->index[position], &empty);
@@ -328,7 +328,7 @@ uint32_t kvist_map_sift(struct kvist_map *map, kvist_map_keep_fn *keep, void *ct
 
 enum kvist_status kvist_map_leave(struct kvist_map *map, struct kvist_error *err)
 {
-    abandon_growth(map);
+    kvist_map_give_up_growth(map);
     return kvist_memfd_make_private(map->fd, map->base, map->bytes, err);
 }
 
@@ -350,9 +350,10 @@ static void copy_tables(const struct kvist_map *source, struct kvist_map *target
     }
 }
 
-static enum kvist_status
-begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err)
+enum kvist_status
+kvist_map_begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err)
 {
+    KVIST_CHECK(map->next == NULL);
     bool twice = (uint64_t)map->live * 10 > (uint64_t)map->capacity * 3;
     if (twice && map->capacity > UINT32_MAX / 4) {
         return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "a pool map cannot grow any further");
@@ -380,7 +381,7 @@ begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err)
     return KVIST_OK;
 }
 
-static bool carry(struct kvist_map *map, uint32_t step_max)
+enum kvist_status kvist_map_carry(struct kvist_map *map, uint32_t step_max, struct kvist_error *err)
 {
     for (uint32_t step = 0; step < step_max && map->carried < map->capacity; step++) {
         uint32_t position = map->carried++;
@@ -390,49 +391,28 @@ static bool carry(struct kvist_map *map, uint32_t step_max)
         struct kvist_entry_copy entry;
         kvist_map_read(map, position, &entry);
         if (kvist_map_insert(map->next, &entry) == KVIST_ENTRY_NONE) {
-            return false;
+            kvist_map_give_up_growth(map);
+            return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "too many keys share one place");
         }
     }
-    return true;
+    return KVIST_OK;
 }
 
-enum kvist_status kvist_map_grow(struct kvist_map *map,
-                                 uint32_t serial,
-                                 uint32_t step_max,
-                                 kvist_map_moving_fn *moving,
-                                 void *ctx,
-                                 bool *moved_out,
-                                 struct kvist_error *err)
+void kvist_map_move(struct kvist_map *map, kvist_map_moving_fn *moving, void *ctx)
 {
-    enum kvist_status status = map->next == NULL ? begin_growth(map, serial, err) : KVIST_OK;
-    if (status != KVIST_OK) {
-        return status;
-    }
-    if (!carry(map, step_max)) {
-        abandon_growth(map);
-        return kvist_error_set(err, KVIST_NO_SPACE, 0, "map", "too many keys share one place");
-    }
-    *moved_out = map->carried == map->capacity;
-    if (!*moved_out) {
-        return KVIST_OK;
-    }
+    KVIST_CHECK(kvist_map_can_move(map));
     struct kvist_map *next = map->next;
     copy_tables(map, next);
     atomic_store_explicit(&next->header->generation,
                           atomic_load_explicit(&map->header->generation, memory_order_relaxed),
                           memory_order_relaxed);
-    if (!moving(ctx, map, next)) {
-        abandon_growth(map);
-        *moved_out = false;
-        return kvist_error_set(err, KVIST_BUSY, 0, "map", "the next map cannot take its place");
-    }
+    moving(ctx, map, next);
     /* From here on readers of the old map find `moved` when they look again after a lease. */
-    atomic_store_explicit(&map->header->moved, 1, memory_order_relaxed);
+    atomic_store_explicit(&map->header->moved, 1, memory_order_release);
     map->next = NULL;
     kvist_map_fini(map);
     *map = *next;
     free(next);
-    return KVIST_OK;
 }
 
 static const char *check_carried(const struct kvist_map *map, uint32_t position)

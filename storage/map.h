@@ -6,8 +6,9 @@
  * Ownership   the map owns its fds and its mapping
  * Threads     loop
  * Growth      a new memfd is filled a few entries at a time, while the old one is still written and
- *             read; what changes among those that were carried over already is changed in both.
- *             With the last one the old map says `moved`, and the new one takes its place.
+ *             read; what changes among those that were carried over already is changed in both, for
+ *             as long as the owner likes: it moves when the new one outlives a kill. Then the old map
+ *             says `moved`, and the new one takes its place.
  * Limits      KVIST_INDEX_PROBE_MAX entries are looked at by an insert; growth begins when 6 of 10
  *             entries are in use, tombstones included, or when there are to be more segments
  * Invariants  no EMPTY entry lies between the home of a live key and the key;
@@ -131,25 +132,42 @@ static inline bool kvist_map_wants_growth(const struct kvist_map *map)
            (uint64_t)(map->live + map->tombstones) * 10 > (uint64_t)map->capacity * 6;
 }
 
-/* Every entry has its position in the next map, which is about to take the place of this one.
-   false: it must not; the growth is given up. */
-typedef bool kvist_map_moving_fn(void *ctx, const struct kvist_map *map, struct kvist_map *next);
+/* A growth should have come to its end by now. */
+static inline bool kvist_map_is_filling(const struct kvist_map *map)
+{
+    return (uint64_t)(map->live + map->tombstones) * 4 > (uint64_t)map->capacity * 3;
+}
 
 /**
- * Go on moving to a new memfd, or begin to: with twice the index when it is more than 30 % live,
- * else with one of the same size without tombstones.
+ * Begin to grow: `next` is a new memfd, with twice the index when it is more than 30 % live, else
+ * with one of the same size without tombstones. None may be under way.
  *
- * @param step_max  entries to carry over in this call
- * @param moved_out whether the map is a new one now
- * @return OK; else the map is as before, and no growth is under way
+ * @return OK; else the map is as before
  */
-KVIST_MUST_USE enum kvist_status kvist_map_grow(struct kvist_map *map,
-                                                uint32_t serial,
-                                                uint32_t step_max,
-                                                kvist_map_moving_fn *moving,
-                                                void *ctx,
-                                                bool *moved_out,
-                                                struct kvist_error *err);
+KVIST_MUST_USE enum kvist_status
+kvist_map_begin_growth(struct kvist_map *map, uint32_t serial, struct kvist_error *err);
+
+/**
+ * Carry entries over to the next map.
+ *
+ * @return OK; NO_SPACE: too many keys share one place there, the growth is given up
+ */
+KVIST_MUST_USE enum kvist_status
+kvist_map_carry(struct kvist_map *map, uint32_t step_max, struct kvist_error *err);
+
+static inline bool kvist_map_can_move(const struct kvist_map *map)
+{
+    return map->next != NULL && map->carried == map->capacity;
+}
+
+/* Every entry has its position in the next map, which is about to take the place of this one. */
+typedef void kvist_map_moving_fn(void *ctx, const struct kvist_map *map, struct kvist_map *next);
+
+/** Move to the next map: kvist_map_can_move(). */
+void kvist_map_move(struct kvist_map *map, kvist_map_moving_fn *moving, void *ctx);
+
+/** Go on without the next map. Nothing when there is none. */
+void kvist_map_give_up_growth(struct kvist_map *map);
 
 /** @return the first broken invariant, or NULL. O(capacity) */
 const char *kvist_map_check(const struct kvist_map *map);

@@ -3,6 +3,9 @@
  *
  * Role        makes, finds and drops pools; sizes their segments; grows their maps; has the tier
  *             remember them.
+ * Growing     a pool's next map is kept when it is begun, and moved to when it is complete and safe:
+ *             until then a kill leaves the old one, which is written on. What finds no place in it
+ *             meanwhile is not stored
  * Limits      KVIST_POOLS_MAX: beyond, a pool that nobody has open makes place, an empty one first,
  *             else the longest idle one of the tenant that has most pools. Segment: arena / 256, at
  *             least KVIST_SEGMENT_SLOTS_MIN slots and 1 MiB, at most KVIST_SEGMENT_BYTES_MAX
@@ -15,7 +18,8 @@
 #define SEGMENT_BYTES_LEAST (1ULL << 20)
 #define SEGMENTS_OF_ARENA   256U
 #define INDEX_START         1024U
-#define GROW_STEP           4096U /* index entries carried over by one call */
+#define GROW_STEP           4096U     /* index entries carried over by one call */
+#define GROW_PATIENCE_US    10000000U /* the tier's index is not read on meanwhile */
 
 uint64_t kvist_pool_segment_bytes_least(uint64_t arena_bytes)
 {
@@ -311,6 +315,16 @@ enum kvist_status kvist_pool_adopt(struct kvist_store *store,
     return KVIST_OK;
 }
 
+/* A growth that was given up leaves a map that was kept. */
+static void forget_next(struct kvist_store_pool *pool)
+{
+    if (pool->next_map_serial != 0 &&
+        (pool->map.next == NULL || pool->map.next->serial != pool->next_map_serial)) {
+        kvist_roster_forget(pool->store, KVIST_KEPT_MAP, pool->next_map_serial);
+        pool->next_map_serial = 0;
+    }
+}
+
 void kvist_pool_destroy(struct kvist_store_pool **pool)
 {
     if (*pool == NULL) {
@@ -322,18 +336,17 @@ void kvist_pool_destroy(struct kvist_store_pool **pool)
     kvist_promote_forget_loads(old->store, old);
     kvist_arena_free_all(old);
     kvist_roster_forget(old->store, KVIST_KEPT_MAP, old->map.serial);
+    kvist_map_give_up_growth(&old->map);
+    forget_next(old);
     old->store->pools[old->index] = NULL;
     free_pool(old);
     *pool = NULL;
 }
 
 /* Slots name their entries by position, which is another one in the next map. */
-static bool write_positions(void *ctx, const struct kvist_map *map, struct kvist_map *next)
+static void write_positions(void *ctx, const struct kvist_map *map, struct kvist_map *next)
 {
     struct kvist_store_pool *pool = ctx;
-    if (kvist_roster_keep(pool->store, KVIST_KEPT_MAP, next->serial, next->fd) != KVIST_OK) {
-        return false;
-    }
     kvist_roster_next_map(pool, next->serial);
     for (uint32_t slot = 0; slot < pool->slot_max; slot++) {
         enum kvist_slot_state state = kvist_slot_state_of(pool, slot);
@@ -350,31 +363,69 @@ static bool write_positions(void *ctx, const struct kvist_map *map, struct kvist
         KVIST_CHECK(info->entry != KVIST_ENTRY_NONE && entry.slot == slot);
         atomic_store_explicit(&next->slots[slot].entry, info->entry, memory_order_relaxed);
     }
-    return true;
+}
+
+static enum kvist_status begin_growth(struct kvist_store_pool *pool)
+{
+    struct kvist_store *store = pool->store;
+    enum kvist_status status = kvist_map_begin_growth(&pool->map, kvist_roster_serial(store), NULL);
+    if (status != KVIST_OK) {
+        return status;
+    }
+    const struct kvist_map *next = pool->map.next;
+    status = kvist_roster_keep(store, KVIST_KEPT_MAP, next->serial, next->fd);
+    if (status != KVIST_OK) {
+        kvist_map_give_up_growth(&pool->map);
+        return status;
+    }
+    pool->next_map_serial = next->serial;
+    pool->next_map_keep_number = store->keep_count;
+    pool->next_map_since_us = store->now_us;
+    return KVIST_OK;
+}
+
+static bool next_is_safe(const struct kvist_store_pool *pool)
+{
+    return pool->next_map_keep_number <= pool->store->kept_count;
+}
+
+bool kvist_pool_growth_waits(const struct kvist_store_pool *pool)
+{
+    return pool->map.next != NULL && !next_is_safe(pool) &&
+           pool->store->now_us - pool->next_map_since_us < GROW_PATIENCE_US;
+}
+
+static void move(struct kvist_store_pool *pool)
+{
+    uint32_t serial = pool->map.serial;
+    pool->next_map_serial = 0; /* it is the map from here on */
+    kvist_map_move(&pool->map, write_positions, pool);
+    pool->segment_max = pool->map.segment_max;
+    pool->slot_max = pool->map.slot_max;
+    kvist_roster_moved(pool);
+    kvist_roster_forget(pool->store, KVIST_KEPT_MAP, serial);
+    pool->map_replaced = true;
+    pool->lend_wanted = true;
 }
 
 void kvist_pool_grow_map(struct kvist_store_pool *pool)
 {
     struct kvist_store *store = pool->store;
+    forget_next(pool);
     if (!kvist_map_wants_growth(&pool->map) || store->now_us < pool->grow_after_us) {
         return;
     }
-    bool moved = false;
-    uint32_t serial = pool->map.serial;
-    enum kvist_status status = kvist_map_grow(
-        &pool->map, kvist_roster_serial(store), GROW_STEP, write_positions, pool, &moved, NULL);
+    enum kvist_status status = pool->map.next == NULL ? begin_growth(pool) : KVIST_OK;
+    if (status == KVIST_OK) {
+        status = kvist_map_carry(&pool->map, GROW_STEP, NULL);
+    }
     if (status != KVIST_OK) {
         kvist_log(KVIST_LOG_DEBUG,
                   "cannot grow a pool map status=%s action=retried",
                   kvist_status_name(status));
         pool->grow_after_us = store->now_us + KVIST_POPULATE_RETRY_US;
-    } else if (moved) {
-        pool->segment_max = pool->map.segment_max;
-        pool->slot_max = pool->map.slot_max;
-        kvist_roster_moved(pool);
-        kvist_roster_forget(store, KVIST_KEPT_MAP, serial);
-        pool->map_replaced = true;
-        pool->lend_wanted = true;
+    } else if (kvist_map_can_move(&pool->map) && next_is_safe(pool)) {
+        move(pool);
     }
 }
 

@@ -447,19 +447,26 @@ static void add_block(struct kvist_store_pool *pool, const struct kvist_tier_blo
     }
 }
 
-static void blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
+static size_t blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
 {
     struct kvist_store_pool *pool = NULL;
-    for (size_t index = 0; index < count; index++) {
+    size_t index = 0;
+    for (; index < count; index++) {
         pool = pool_of(ctx, &blocks[index], pool);
-        if (pool != NULL && blocks[index].extent != 0 &&
-            blocks[index].pool_generation == pool->about.generation) {
-            if (index % BLOCKS_PER_GROWTH == 0) {
-                kvist_pool_grow_map(pool);
-            }
-            add_block(pool, &blocks[index]);
+        if (pool == NULL || blocks[index].extent == 0 ||
+            blocks[index].pool_generation != pool->about.generation) {
+            continue;
         }
+        bool is_filling = kvist_map_is_filling(&pool->map);
+        if (is_filling || index % BLOCKS_PER_GROWTH == 0) {
+            kvist_pool_grow_map(pool);
+        }
+        if (is_filling && kvist_pool_growth_waits(pool)) {
+            break;
+        }
+        add_block(pool, &blocks[index]);
     }
+    return index;
 }
 
 static void load_done(void *ctx, enum kvist_status status)

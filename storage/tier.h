@@ -61,8 +61,9 @@ struct kvist_tier_pool {
 struct kvist_tier_events {
     /* At start: a pool, before its blocks. */
     void (*pool_loaded)(void *ctx, const struct kvist_tier_pool *pool);
-    /* At start: blocks of pools that were reported. A block that was written since is not. */
-    void (*blocks_loaded)(void *ctx, const struct kvist_tier_block *blocks, size_t count);
+    /* At start: blocks of pools that were reported. A block that was written since is not.
+       Answers how many were taken, from the first on; the others are told again in a later turn. */
+    size_t (*blocks_loaded)(void *ctx, const struct kvist_tier_block *blocks, size_t count);
     /* At start: nothing more to come. */
     void (*load_done)(void *ctx, enum kvist_status status);
     /* No longer on disk: their extent is about to go, or they did not check out. Blocks of an
@@ -144,7 +145,8 @@ bool kvist_tier_may_pass(const char *path, int code);
 /** Finish what is in flight (completions are called), sync, close. NULL is fine. */
 void kvist_tier_close(struct kvist_tier **tier);
 
-/** Pollable: readable when kvist_tier_turn() has something to do. Borrowed. */
+/** Pollable: readable when kvist_tier_turn() has something to do, but for blocks that were not taken
+ *  when they were loaded. Borrowed. */
 int kvist_tier_fd(const struct kvist_tier *tier);
 
 /** Call completions and events, a bounded number. @return true: call again soon */

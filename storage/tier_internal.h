@@ -120,6 +120,7 @@ struct kvist_tier {
     uint32_t extent_first; /* extents up to this one were found at start */
     bool closing;
     bool loading;
+    bool load_waits; /* a batch was not taken to its end */
     bool load_failed;
     bool pools_reported;
     struct kvist_tier_keeper *loader;

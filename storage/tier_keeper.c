@@ -164,10 +164,12 @@ static void report_pools(struct kvist_tier *tier)
     }
 }
 
+/* Tell of what a batch found, and of the rest in a later turn; then comes the next batch. */
 static void load_done(struct kvist_tier_keeper *keeper)
 {
     struct kvist_tier *tier = keeper->tier;
     size_t kept = 0;
+    size_t taken = 0;
     if (!tier->pools_reported) {
         tier->pools_reported = true;
         report_pools(tier);
@@ -178,11 +180,18 @@ static void load_done(struct kvist_tier_keeper *keeper)
             keeper->blocks[kept++] = *block;
         }
     }
+    if (kept > 0) {
+        taken = tier->events.blocks_loaded(tier->ctx, keeper->blocks, kept);
+        KVIST_CHECK(taken <= kept);
+    }
+    keeper->count = kept - taken;
+    memmove(keeper->blocks, keeper->blocks + taken, keeper->count * sizeof(keeper->blocks[0]));
+    tier->load_waits = keeper->count > 0;
+    if (tier->load_waits) {
+        return;
+    }
     tier->since_count = 0;
     tier->since_lost = false;
-    if (kept > 0) {
-        tier->events.blocks_loaded(tier->ctx, keeper->blocks, kept);
-    }
     if (!keeper->end) {
         step_submit(keeper);
         return;
@@ -717,6 +726,9 @@ void kvist_tier_keep(struct kvist_tier *tier)
 {
     struct kvist_tier_keeper *keeper = tier->keeper;
     struct kvist_extents_totals totals;
+    if (tier->load_waits && !tier->closing) {
+        load_done(tier->loader);
+    }
     if (keeper->busy || tier->closing) {
         return;
     }

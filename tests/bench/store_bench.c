@@ -132,7 +132,7 @@ static void measure_loading(struct kvist_store *store)
             block->extent = 1;
         }
         uint64_t before = cpu_ns();
-        kvist_promote_events.blocks_loaded(store, blocks, AT_ONCE);
+        (void)kvist_promote_events.blocks_loaded(store, blocks, AT_ONCE);
         uint64_t ns = cpu_ns() - before;
         longest_ns = ns > longest_ns ? ns : longest_ns;
     }

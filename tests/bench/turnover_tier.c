@@ -109,11 +109,11 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *pool)
     (void)pool;
 }
 
-static void blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
+static size_t blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
 {
     (void)ctx;
     (void)blocks;
-    (void)count;
+    return count;
 }
 
 static void load_done(void *ctx, enum kvist_status status)

@@ -179,7 +179,8 @@ static void tell_dropped(struct kvist_tier *tier, const struct record *record)
     }
 }
 
-static void deliver(struct kvist_tier *tier, const struct note *note)
+/* @return false: it is to be delivered again */
+static bool deliver(struct kvist_tier *tier, const struct note *note)
 {
     const struct kvist_tier_events *events = &tier->options.events;
     void *ctx = tier->options.ctx;
@@ -198,7 +199,7 @@ static void deliver(struct kvist_tier *tier, const struct note *note)
         break;
     case BLOCK_LOADED:
         if (record != NULL && !record->fresh && record->block.extent == note->block.extent) {
-            events->blocks_loaded(ctx, &note->block, 1);
+            return events->blocks_loaded(ctx, &note->block, 1) == 1;
         }
         break;
     case LOAD_DONE:
@@ -211,6 +212,7 @@ static void deliver(struct kvist_tier *tier, const struct note *note)
         events->block_moved(ctx, &note->block, note->extent_before);
         break;
     }
+    return true;
 }
 
 /* --- What is done ---------------------------------------------------------------------------- */
@@ -429,7 +431,7 @@ void kvist_tier_close(struct kvist_tier **tier_inout)
     for (; tier->head != tier->tail; tier->head++) {
         const struct note note = tier->notes[tier->head % NOTES_MAX];
         if (note.kind == DONE) {
-            deliver(tier, &note);
+            (void)deliver(tier, &note);
         }
     }
     disk.tier = NULL;
@@ -446,8 +448,11 @@ int kvist_tier_fd(const struct kvist_tier *tier)
 bool kvist_tier_turn(struct kvist_tier *tier)
 {
     for (uint32_t left = kvist_sim_below(16); left > 0 && tier->head != tier->tail; left--) {
-        const struct note note = tier->notes[tier->head++ % NOTES_MAX];
-        deliver(tier, &note);
+        const struct note note = tier->notes[tier->head % NOTES_MAX];
+        if (!deliver(tier, &note)) {
+            return false;
+        }
+        tier->head++;
     }
     return tier->head != tier->tail;
 }

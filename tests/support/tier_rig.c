@@ -24,10 +24,12 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *pool)
     rig->last_pool = *pool;
 }
 
-static void blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
+static size_t blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
 {
     struct kvist_rig *rig = ctx;
     KVIST_CHECK(!rig->load_done && count > 0);
+    count = count < rig->take_left ? count : rig->take_left;
+    rig->take_left -= count;
     while (rig->loaded_count + count > rig->loaded_capacity) {
         rig->loaded_capacity = rig->loaded_capacity == 0 ? 1024 : 2 * rig->loaded_capacity;
         rig->loaded = realloc(rig->loaded, rig->loaded_capacity * sizeof(rig->loaded[0]));
@@ -35,6 +37,7 @@ static void blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size
     }
     memcpy(&rig->loaded[rig->loaded_count], blocks, count * sizeof(blocks[0]));
     rig->loaded_count += count;
+    return count;
 }
 
 static void load_done(void *ctx, enum kvist_status status)
@@ -66,6 +69,7 @@ void kvist_rig_init(struct kvist_rig *rig, uint64_t bytes_max)
     KVIST_CHECK(getcwd(work, sizeof(work)) != NULL);
     (void)snprintf(rig->path, sizeof(rig->path), "%s/tier-XXXXXX", work);
     KVIST_CHECK(mkdtemp(rig->path) != NULL);
+    rig->take_left = SIZE_MAX;
     rig->options.path = rig->path;
     rig->options.bytes_max = bytes_max;
     rig->options.ctx = rig;

@@ -24,6 +24,7 @@ struct kvist_rig {
     struct kvist_tier_block *loaded; /* since the last open */
     size_t loaded_count;
     size_t loaded_capacity;
+    size_t take_left; /* of those that are told; what is beyond waits */
     bool load_done;
     enum kvist_status load_status;
     uint64_t dropped;

@@ -28,9 +28,9 @@ static struct kvist_kept_fd *find(struct kvist_test_vault *vault, const char *na
     return NULL;
 }
 
-static enum kvist_status keep(void *ctx, const char *name, int fd)
+static enum kvist_status
+put(struct kvist_test_vault *vault, const char *name, int fd, uint64_t number)
 {
-    struct kvist_test_vault *vault = ctx;
     KVIST_TEST_FATAL(strlen(name) <= 12 && find(vault, name) == NULL);
     if (vault->count >= vault->max) {
         return KVIST_NO_SPACE;
@@ -43,8 +43,17 @@ static enum kvist_status keep(void *ctx, const char *name, int fd)
     (void)snprintf(entry->name, sizeof(entry->name), "%s", name);
     entry->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     KVIST_TEST_FATAL(entry->fd >= 0);
+    vault->numbers[index] = number;
     vault->count++;
     return KVIST_OK;
+}
+
+static enum kvist_status keep(void *ctx, const char *name, int fd)
+{
+    struct kvist_test_vault *vault = ctx;
+    enum kvist_status status = put(vault, name, fd, vault->keeps + 1);
+    vault->keeps += status == KVIST_OK;
+    return status;
 }
 
 static void drop(struct kvist_test_vault *vault, struct kvist_kept_fd *entry)
@@ -71,8 +80,19 @@ void kvist_test_vault_fini(struct kvist_test_vault *vault)
     }
 }
 
+void kvist_test_vault_lose(struct kvist_test_vault *vault, uint64_t keeps)
+{
+    for (uint32_t index = 0; index < KVIST_VAULT_MAX; index++) {
+        if (vault->entries[index].fd >= 0 && vault->numbers[index] > keeps) {
+            drop(vault, &vault->entries[index]);
+        }
+    }
+}
+
 void kvist_test_vault_options(struct kvist_test_vault *vault, struct kvist_store_options *options)
 {
+    memset(vault->numbers, 0, sizeof(vault->numbers));
+    vault->keeps = 0;
     options->ctx = vault;
     options->keeper.keep = keep;
     options->keeper.forget = forget;
@@ -112,10 +132,12 @@ void kvist_test_vault_replace(struct kvist_test_vault *vault, char kind, uint32_
     char name[16];
     (void)snprintf(name, sizeof(name), "%c%x", kind, serial);
     struct kvist_kept_fd *entry = find(vault, name);
-    KVIST_TEST_FATAL(entry != NULL);
-    drop(vault, entry);
+    KVIST_TEST_FATAL(entry != NULL || fd >= 0);
+    if (entry != NULL) {
+        drop(vault, entry);
+    }
     if (fd >= 0) {
-        KVIST_TEST_STATUS(keep(vault, name, fd), KVIST_OK);
+        KVIST_TEST_STATUS(put(vault, name, fd, 0), KVIST_OK);
         (void)close(fd);
     }
 }

@@ -13,8 +13,11 @@
 
 struct kvist_test_vault {
     struct kvist_kept_fd entries[KVIST_VAULT_MAX]; /* fd -1: none */
-    uint32_t count;                                /* of entries in use */
-    uint32_t max;                                  /* NO_SPACE beyond */
+    uint64_t numbers[KVIST_VAULT_MAX]; /* which keep of the store's it came with; 0: of an earlier
+                                          store's */
+    uint64_t keeps;                    /* of the present store */
+    uint32_t count;                    /* of entries in use */
+    uint32_t max;                      /* NO_SPACE beyond */
     struct kvist_kept_fd passed[KVIST_VAULT_MAX];
 };
 
@@ -30,8 +33,12 @@ struct kvist_store *kvist_test_vault_open(struct kvist_test_vault *vault,
 
 /** The fd under a name; -1: there is none. */
 int kvist_test_vault_find(const struct kvist_test_vault *vault, char kind, uint32_t serial);
-/** Drop one, as if it had never been kept; or put another one in its place (taken over). */
+/** Drop one, as if it had never been kept; or put another one in its place (taken over), which may
+    be empty. */
 void kvist_test_vault_replace(struct kvist_test_vault *vault, char kind, uint32_t serial, int fd);
+
+/** Drop what came after so many keeps of the present store, as if it had been under way. */
+void kvist_test_vault_lose(struct kvist_test_vault *vault, uint64_t keeps);
 
 /** End a store at once: nothing more is written to what it shares, nothing is forgotten. */
 void kvist_test_vault_kill(struct kvist_store **store);

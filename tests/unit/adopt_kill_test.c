@@ -2,15 +2,17 @@
  * adopt after a kill at any moment: what an engine can find is found by the next store too.
  *
  * How         a process of its own makes a change and is stepped instruction by instruction; after
- *             each that has changed the pool map there is a *shot* of it. Of every shot: an engine
- *             that looks at it finds what it found before, and so it does when a store has adopted
- * it
+ *             each that has changed the pool map (of a growth: what says which map it is) there is a
+ *             *shot* of all that it writes. Of every shot: an engine that looks at it finds what it
+ *             found before (of a growth: may miss it), and so it does when a store has adopted it
  */
+#include "proto/shm/memfd.h"
 #include "storage/internal.h"
 #include "tests/support/engine.h"
 #include "tests/support/unit.h"
 #include "tests/support/vault.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/ptrace.h>
@@ -21,6 +23,7 @@
 #define ARENA      (16ULL << 20) /* 256 slots */
 #define BLOCKS     20U
 #define SHOTS_MAX  1024U
+#define PARTS_MAX  3U
 #define NUMBERS    (BLOCKS + 1U)
 #define STEPS_MAX  20000000U
 
@@ -29,12 +32,55 @@ static struct kvist_store_options options;
 static struct kvist_store *store;
 static struct kvist_test_engine *engine;
 static struct kvist_store_grant filled; /* with block number BLOCKS */
-static uint8_t *shots[SHOTS_MAX];
+static uint8_t *shots[SHOTS_MAX];       /* of all parts, one after the other */
 static uint32_t shot_count;
+
+static struct kvist_store_pool *pool_now(void)
+{
+    return store->pools[0];
+}
 
 static struct kvist_map *map_now(void)
 {
-    return &store->pools[0]->map;
+    return &pool_now()->map;
+}
+
+/* Memory that a change writes, mapped for the test alone: it outlives stores. */
+struct part {
+    int fd;
+    void *base;
+    uint64_t bytes;
+    char kind; /* as what it is kept, */
+    uint32_t serial;
+    uint64_t watched_from; /* where it is looked at after each instruction */
+    uint64_t watched_bytes;
+};
+
+static struct part parts[PARTS_MAX];
+static uint32_t part_count;
+
+static void add_part(char kind,
+                     uint32_t serial,
+                     int fd,
+                     uint64_t bytes,
+                     uint64_t watched_from,
+                     uint64_t watched_bytes)
+{
+    struct part *part = &parts[part_count++];
+    *part = (struct part){.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0),
+                          .bytes = bytes,
+                          .kind = kind,
+                          .serial = serial,
+                          .watched_from = watched_from,
+                          .watched_bytes = watched_bytes};
+    KVIST_TEST_FATAL(part->fd >= 0);
+    KVIST_TEST_STATUS(kvist_memfd_map(part->fd, bytes, KVIST_MEMFD_WRITE, &part->base, NULL),
+                      KVIST_OK);
+}
+
+static void add_map(const struct kvist_map *map, uint64_t watched_bytes)
+{
+    add_part(KVIST_KEPT_MAP, map->serial, map->fd, map->bytes, 0, watched_bytes);
 }
 
 static void setup(void)
@@ -59,6 +105,11 @@ static void teardown(void)
     while (shot_count > 0) {
         free(shots[--shot_count]);
     }
+    while (part_count > 0) {
+        part_count--;
+        kvist_memfd_unmap(&parts[part_count].base, parts[part_count].bytes);
+        (void)close(parts[part_count].fd);
+    }
     kvist_test_engine_close(&engine);
     kvist_test_settle(store);
     kvist_store_close(&store);
@@ -69,11 +120,38 @@ static void teardown(void)
 
 static void take_shot(void)
 {
-    uint64_t bytes = map_now()->bytes;
+    uint64_t bytes = 0;
+    for (uint32_t index = 0; index < part_count; index++) {
+        bytes += parts[index].bytes;
+    }
     KVIST_TEST_FATAL(shot_count < SHOTS_MAX);
-    shots[shot_count] = malloc(bytes);
-    KVIST_TEST_FATAL(shots[shot_count] != NULL);
-    memcpy(shots[shot_count++], map_now()->base, bytes);
+    uint8_t *at = shots[shot_count++] = malloc(bytes);
+    KVIST_TEST_FATAL(at != NULL);
+    for (uint32_t index = 0; index < part_count; index++) {
+        memcpy(at, parts[index].base, parts[index].bytes);
+        at += parts[index].bytes;
+    }
+}
+
+static bool differs_from(const uint8_t *shot)
+{
+    bool differs = false;
+    for (uint32_t index = 0; index < part_count && !differs; index++) {
+        const struct part *part = &parts[index];
+        differs = memcmp(shot + part->watched_from,
+                         (const uint8_t *)part->base + part->watched_from,
+                         part->watched_bytes) != 0;
+        shot += part->bytes;
+    }
+    return differs;
+}
+
+static void bring_back(const uint8_t *shot)
+{
+    for (uint32_t index = 0; index < part_count; index++) {
+        memcpy(parts[index].base, shot, parts[index].bytes);
+        shot += parts[index].bytes;
+    }
 }
 
 /* Wait for a child that is traced. @return whether it has stopped, and not ended */
@@ -99,7 +177,7 @@ static void shoot(void (*change)(void))
     KVIST_TEST_FATAL(pid > 0);
     uint32_t steps = 0;
     while (has_stopped(pid)) {
-        if (memcmp(shots[shot_count - 1], map_now()->base, map_now()->bytes) != 0) {
+        if (differs_from(shots[shot_count - 1])) {
             take_shot();
         }
         KVIST_TEST_FATAL(++steps < STEPS_MAX && ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) == 0);
@@ -128,12 +206,18 @@ static uint32_t count_lost(bool known[NUMBERS])
     return lost;
 }
 
-/* Kill the store when it has made so much of its change. */
+/* Kill the store when it has made so much of its change: nothing is forgotten by then. */
 static void restart_from(uint32_t shot)
 {
-    memcpy(map_now()->base, shots[shot], map_now()->bytes);
     store->roster->adopts = 0; /* it was not killed while it adopted */
     kvist_test_vault_kill(&store);
+    bring_back(shots[shot]);
+    for (uint32_t index = 0; index < part_count; index++) {
+        kvist_test_vault_replace(&vault,
+                                 parts[index].kind,
+                                 parts[index].serial,
+                                 fcntl(parts[index].fd, F_DUPFD_CLOEXEC, 0));
+    }
     store = kvist_test_vault_open(&vault, &options);
     struct kvist_adoption adoption;
     kvist_store_adoption(store, &adoption);
@@ -150,10 +234,11 @@ static void expect_no_loss(void (*change)(void))
     bool known[NUMBERS] = {false};
     uint32_t misses = 0;
     uint32_t lost = 0;
+    add_map(map_now(), map_now()->bytes);
     shoot(change);
     KVIST_TEST_TRUE(shot_count > 1);
     for (uint32_t shot = 0; shot < shot_count; shot++) {
-        memcpy(map_now()->base, shots[shot], map_now()->bytes);
+        bring_back(shots[shot]);
         misses += count_lost(known);
         restart_from(shot);
         lost += count_lost(known);
@@ -218,12 +303,53 @@ static void a_block_is_committed(void)
 
 static void raise_generation(void)
 {
-    kvist_pool_set_generation(store->pools[0], store->pools[0]->about.generation * 2 + 1);
+    kvist_pool_set_generation(pool_now(), pool_now()->about.generation * 2 + 1);
 }
 
 static void a_generation_is_overtaken(void)
 {
     expect_no_loss(raise_generation);
+}
+
+/* --- Growing ---------------------------------------------------------------------------------- */
+
+static void grow(void)
+{
+    kvist_pool_grow_map(pool_now());
+}
+
+/* From the first to the last word that a growth writes where the next store begins to read. */
+static void a_map_is_moved_to(void)
+{
+    bool known[NUMBERS] = {false};
+    uint32_t before = map_now()->serial;
+    uint32_t moved = 0;
+    uint32_t lost = count_lost(known);
+    options.arena_bytes *= 2; /* there are to be more segments */
+    kvist_test_vault_kill(&store);
+    store = kvist_test_vault_open(&vault, &options);
+    kvist_test_engine_adopt(engine, store);
+    grow();
+    KVIST_TEST_FATAL(kvist_map_can_move(map_now())); /* and does not, for it is not safe */
+    kvist_store_kept(store, store->keep_count);
+    add_map(map_now(), KVIST_HEADER_BYTES);
+    add_map(map_now()->next, 0);
+    add_part(KVIST_KEPT_ROSTER,
+             0,
+             store->roster_fd,
+             sizeof(*store->roster),
+             (uint64_t)((char *)&store->roster->pools[pool_now()->index] - (char *)store->roster),
+             sizeof(store->roster->pools[0]));
+    shoot(grow);
+    KVIST_TEST_TRUE(shot_count > 3);
+    for (uint32_t shot = 0; shot < shot_count; shot++) {
+        restart_from(shot);
+        kvist_test_engine_adopt(engine, store);
+        moved += map_now()->serial != before;
+        lost += count_lost(known);
+    }
+    KVIST_TEST_EQUAL(lost, 0);
+    KVIST_TEST_TRUE(moved > 0 && moved < shot_count);
 }
 
 int main(void)
@@ -233,6 +359,7 @@ int main(void)
         {"a map is adopted", a_map_is_adopted},
         {"a block is committed", a_block_is_committed},
         {"a generation is overtaken", a_generation_is_overtaken},
+        {"a map is moved to", a_map_is_moved_to},
     };
     return kvist_unit_main("adopt_kill", cases, KVIST_ARRAY_COUNT(cases), setup, teardown);
 }

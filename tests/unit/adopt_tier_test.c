@@ -90,6 +90,13 @@ static void restart_warm(void)
     kvist_test_engine_adopt(engine, store);
 }
 
+/* Until enough is free, and nothing is on its way to the tier: what is counted then stays. */
+static void rest(void)
+{
+    const struct kvist_store_pool *pool = engine->pools[0].pool;
+    KVIST_TEST_SETTLE_WHILE(store, pool->pin_count > 0 || pool->usable_free < kvist_evict_low(pool));
+}
+
 static void put_range(uint64_t first, uint64_t count)
 {
     for (uint64_t number = first; number < first + count; number++) {
@@ -103,6 +110,7 @@ static void put_range(uint64_t first, uint64_t count)
         KVIST_TEST_STATUS(status, KVIST_OK);
     }
     kvist_test_settle(store);
+    rest();
 }
 
 struct places {
@@ -211,6 +219,7 @@ static void a_clear_under_way_is_finished(void)
     KVIST_TEST_STATUS(status, KVIST_CLOSED);
     wait_loaded();
     KVIST_TEST_EQUAL(engine->pools[0].pool->about.generation, generation);
+    KVIST_TEST_SETTLE_WHILE(store, !engine->pools[0].pool->tier_knows);
     KVIST_TEST_TRUE(engine->pools[0].pool->tier_knows);
     struct places after = count_places(0, BLOCKS);
     KVIST_TEST_EQUAL(after.ready + after.nvme, 0);
@@ -233,6 +242,83 @@ static void clear_now(void)
     KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
     KVIST_TEST_STATUS(status, KVIST_OK);
 }
+
+/* --- An index that grows while it is read back ------------------------------------------------ */
+
+#define SMALL_BYTES  4096ULL
+#define SMALL_BLOCKS 2400U /* the index begins with 1,024 entries */
+
+static const struct kvist_store_pool *small_pool(void)
+{
+    return kvist_test_pool_open(store, 2, SMALL_BYTES);
+}
+
+/* Blocks of another pool in the tier, and a daemon that has kept nothing else of it.
+   @return how many */
+static uint64_t restart_cold_with_small_blocks(void)
+{
+    enum kvist_status status = KVIST_BUSY;
+    uint32_t small = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 2, SMALL_BYTES));
+    for (uint64_t number = 0; number < SMALL_BLOCKS;) {
+        status = kvist_test_engine_put(engine, small, number, SMALL_BYTES);
+        number += status == KVIST_OK;
+        if (status != KVIST_OK) {
+            kvist_test_settle(store);
+        }
+    }
+    status = KVIST_BUSY;
+    KVIST_TEST_STATUS(kvist_store_save(store, saved, &status), KVIST_OK);
+    KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
+    uint64_t count = tier_blocks(); /* some are evicted while segments are populated */
+    KVIST_TEST_FATAL(count > SMALL_BLOCKS / 2);
+    kvist_test_vault_kill(&store);
+    kvist_test_vault_fini(&vault);
+    kvist_test_engine_abandon(&engine);
+    open_store();
+    return count;
+}
+
+static void turn_until_loaded(uint64_t turns_max)
+{
+    for (; !store->tier_loaded && turns_max > 0; turns_max--) {
+        kvist_test_advance(store, 0);
+    }
+}
+
+static void what_is_read_back_waits_for_room_in_the_index(void)
+{
+    uint64_t count = restart_cold_with_small_blocks();
+    while (store->pools[0] == NULL || !kvist_pool_growth_waits(store->pools[0])) {
+        kvist_test_advance(store, 0);
+    }
+    turn_until_loaded(1000);
+    KVIST_TEST_TRUE(!store->tier_loaded && kvist_pool_growth_waits(store->pools[0]));
+    KVIST_TEST_TRUE(kvist_test_stats(store).index_full_total == 0);
+    open_engine(); /* settles: what is kept is safe from then on */
+    wait_loaded();
+    KVIST_TEST_EQUAL(small_pool()->nvme_blocks, count);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).index_full_total, 0);
+}
+
+/* A keeper that answers nothing keeps nobody from the tier. */
+static void what_is_read_back_does_not_wait_for_ever(void)
+{
+    uint64_t count = restart_cold_with_small_blocks();
+    while (store->pools[0] == NULL || !kvist_pool_growth_waits(store->pools[0])) {
+        kvist_test_advance(store, 0);
+    }
+    kvist_test_advance(store, 10000000);
+    KVIST_TEST_TRUE(!kvist_pool_growth_waits(store->pools[0]));
+    while (!store->tier_loaded) {
+        kvist_test_advance(store, 0);
+    }
+    uint64_t there = small_pool()->nvme_blocks;
+    KVIST_TEST_EQUAL(there + kvist_test_stats(store).index_full_total, count);
+    KVIST_TEST_TRUE(there >= small_pool()->map.capacity / 4 * 3);
+    open_engine();
+}
+
+/* --- Clears ------------------------------------------------------------------------------------ */
 
 /* Blocks in the tier, and a cold daemon that has it switched off. */
 static void begin_without_the_tier(void)
@@ -419,6 +505,9 @@ int main(void)
     static const struct kvist_unit_case cases[] = {
         {"both tiers come back", both_tiers_come_back},
         {"a tier that is gone is not believed", a_tier_that_is_gone_is_not_believed},
+        {"what is read back waits for room in the index",
+         what_is_read_back_waits_for_room_in_the_index},
+        {"what is read back does not wait for ever", what_is_read_back_does_not_wait_for_ever},
         {"a clear without the tier counts when it is back",
          a_clear_without_the_tier_counts_when_it_is_back},
         {"what was granted before a clear is never committed",

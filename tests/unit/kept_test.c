@@ -244,6 +244,124 @@ static void a_map_that_grows_after_a_restart_is_believed(void)
     KVIST_TEST_EQUAL(kvist_test_engine_probe(engine, small, BLOCKS - 1), KVIST_ENTRY_READY);
 }
 
+/* --- Growing ----------------------------------------------------------------------------------- */
+
+#define SMALL_BYTES 4096ULL
+
+static struct kvist_store_pool *small_pool(uint32_t small)
+{
+    return engine->pools[small].pool;
+}
+
+/* Nothing becomes safe by it. */
+static void turn_once(void)
+{
+    (void)kvist_store_turn(store, kvist_clock_now_us());
+}
+
+static void put_small(uint32_t small, uint64_t number)
+{
+    enum kvist_status status = kvist_test_engine_put(engine, small, number, SMALL_BYTES);
+    KVIST_TEST_STATUS(status, KVIST_OK);
+}
+
+/* Fill the index of another pool until it is to grow in the next turn.
+   @return how many blocks there are in it */
+static uint64_t fill_small(uint32_t *small_out)
+{
+    uint32_t small = kvist_test_engine_attach(engine, kvist_test_pool_open(store, 2, SMALL_BYTES));
+    uint64_t count = 0;
+    while (!kvist_map_wants_growth(&small_pool(small)->map)) {
+        if (engine->pools[small].grant_count == 0) {
+            kvist_test_settle(store);
+        }
+        put_small(small, count++);
+    }
+    *small_out = small;
+    return count;
+}
+
+static void expect_small(uint32_t small, uint64_t count)
+{
+    for (uint64_t number = 0; number < count; number++) {
+        const void *slot = kvist_test_engine_lease(engine, small, number, 5);
+        KVIST_TEST_FATAL(slot != NULL);
+        KVIST_TEST_TRUE(kvist_test_holds(slot, number, SMALL_BYTES));
+        kvist_test_engine_release(engine, 5);
+    }
+}
+
+/* Whatever was under way to the keeper is lost. */
+static void restart_without_what_is_not_safe(void)
+{
+    kvist_test_vault_lose(&vault, store->kept_count);
+    struct kvist_adoption adoption = restart();
+    KVIST_TEST_FATAL(adoption.adopted);
+    KVIST_TEST_EQUAL(adoption.pools_dropped, 0);
+    KVIST_TEST_EQUAL(adoption.blocks_dropped, 0);
+    kvist_test_engine_adopt(engine, store);
+}
+
+static void a_map_is_moved_to_when_it_is_safe(void)
+{
+    uint32_t small = 0;
+    uint64_t count = fill_small(&small);
+    const struct kvist_map *map = &small_pool(small)->map;
+    turn_once();
+    KVIST_TEST_FATAL(map->next != NULL);
+    for (unsigned turn = 0; turn < 10; turn++) { /* all goes on meanwhile */
+        put_small(small, count++);
+        turn_once();
+        KVIST_TEST_EQUAL(map->header->moved, 0);
+    }
+    KVIST_TEST_TRUE(kvist_map_can_move(map) && kvist_store_check(store) == NULL);
+    uint32_t before = map->serial;
+    uint32_t next = map->next->serial;
+    restart_without_what_is_not_safe();
+    map = &small_pool(small)->map;
+    KVIST_TEST_EQUAL(map->serial, before);
+    expect_small(small, count);
+    kvist_test_settle(store); /* now it grows */
+    KVIST_TEST_TRUE(map->serial != before && map->serial != next && map->next == NULL);
+    KVIST_TEST_EQUAL(kvist_test_vault_find(&vault, KVIST_KEPT_MAP, before), -1);
+    restart_without_what_is_not_safe();
+    expect_small(small, count);
+}
+
+static void a_growth_that_is_given_up_leaves_nothing(void)
+{
+    uint32_t small = 0;
+    (void)fill_small(&small);
+    turn_once();
+    uint32_t next = small_pool(small)->map.next->serial;
+    KVIST_TEST_TRUE(kvist_test_vault_find(&vault, KVIST_KEPT_MAP, next) >= 0);
+    kvist_block_unpublish_all(small_pool(small));
+    turn_once();
+    KVIST_TEST_EQUAL(kvist_test_vault_find(&vault, KVIST_KEPT_MAP, next), -1);
+    kvist_test_engine_detach(engine, small);
+    (void)fill_small(&small);
+    turn_once();
+    KVIST_TEST_TRUE(small_pool(small)->map.next != NULL); /* so it is when the store is closed */
+}
+
+static void a_map_that_cannot_be_kept_is_not_moved_to(void)
+{
+    uint32_t small = 0;
+    uint64_t count = fill_small(&small);
+    const struct kvist_map *map = &small_pool(small)->map;
+    uint32_t serial = map->serial;
+    vault.max = vault.count;
+    turn_once();
+    KVIST_TEST_TRUE(map->next == NULL && map->serial == serial && map->header->moved == 0);
+    vault.max = KVIST_VAULT_MAX;
+    kvist_test_advance(store, KVIST_POPULATE_RETRY_US);
+    kvist_test_settle(store);
+    KVIST_TEST_TRUE(map->serial != serial);
+    expect_small(small, count);
+}
+
+/* --- Not kept yet ------------------------------------------------------------------------------ */
+
 /* Another engine with the same pool open, whose fds are not safe yet. */
 static struct kvist_test_engine *young_engine(void)
 {
@@ -377,6 +495,9 @@ int main(void)
         {"another process's pidfd is not believed", another_process_s_pidfd_is_not_believed},
         {"a map that grows after a restart is believed",
          a_map_that_grows_after_a_restart_is_believed},
+        {"a map is moved to when it is safe", a_map_is_moved_to_when_it_is_safe},
+        {"a growth that is given up leaves nothing", a_growth_that_is_given_up_leaves_nothing},
+        {"a map that cannot be kept is not moved to", a_map_that_cannot_be_kept_is_not_moved_to},
         {"a process that was not kept is dropped alone",
          a_process_that_was_not_kept_is_dropped_alone},
         {"a session whose page was not kept is dropped alone",

@@ -304,6 +304,42 @@ static void writes_go_on_while_loading(void)
     KVIST_TEST_EQUAL(kvist_rig_stats(&rig).block_bytes, 3000 * 4096 + written * 4096);
 }
 
+/* The rest of a batch waits: all are told once, but for what is written meanwhile. */
+static void what_was_not_taken_is_told_again(void)
+{
+    enum { BLOCKS = 1200, AT_FIRST = 100 };
+    struct kvist_tier_pool pool = kvist_rig_pool(1, 8192, 1);
+    uint32_t told[BLOCKS] = {0};
+    kvist_rig_start(&rig);
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &pool), KVIST_OK);
+    for (uint64_t number = 0; number < BLOCKS; number++) {
+        KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, number, 1, 4096), KVIST_OK);
+    }
+    kvist_rig_close(&rig);
+    rig.take_left = AT_FIRST;
+    KVIST_TEST_STATUS(kvist_rig_open(&rig), KVIST_OK);
+    while (rig.take_left > 0) {
+        kvist_rig_turn(&rig);
+    }
+    for (size_t index = 0; index < AT_FIRST; index++) {
+        told[rig.loaded[index].parent_tag]++;
+    }
+    for (uint64_t number = 0; number < BLOCKS; number += 10) {
+        KVIST_TEST_STATUS(kvist_rig_write(&rig, &pool, number, 2, 8192), KVIST_OK);
+        told[number] = 1;
+    }
+    KVIST_TEST_TRUE(!rig.load_done && rig.loaded_count == AT_FIRST);
+    rig.take_left = SIZE_MAX;
+    (void)kvist_tier_turn(rig.tier); /* its fd does not tell */
+    KVIST_TEST_FATAL(kvist_rig_turn_until(&rig, &rig.load_done));
+    for (size_t index = AT_FIRST; index < rig.loaded_count; index++) {
+        told[rig.loaded[index].parent_tag]++;
+    }
+    for (uint64_t number = 0; number < BLOCKS; number++) {
+        KVIST_TEST_EQUAL(told[number], 1);
+    }
+}
+
 static void cleared_blocks_never_come_back(void)
 {
     struct kvist_tier_pool pool = kvist_rig_pool(1, 8192, 1);
@@ -677,6 +713,7 @@ int main(void)
         {"wrong calls are refused", wrong_calls_are_refused},
         {"a restart reports every block once", a_restart_reports_every_block_once},
         {"writes go on while loading", writes_go_on_while_loading},
+        {"what was not taken is told again", what_was_not_taken_is_told_again},
         {"cleared blocks never come back", cleared_blocks_never_come_back},
         {"forgotten pools make place", forgotten_pools_make_place},
         {"a pool that is forgotten may come again", a_pool_that_is_forgotten_may_come_again},
