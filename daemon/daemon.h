@@ -66,6 +66,7 @@ struct kvist_daemon {
     bool tier_noticed;
     struct kvist_said_corrupt corrupt_memory; /* what the log was told of corrupt blocks */
     struct kvist_said_corrupt corrupt_nvme;
+    uint64_t said_resized; /* pools */
     bool ready;
     bool stopping;
     uint64_t save_deadline_us; /* 0: not saving */

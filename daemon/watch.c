@@ -45,10 +45,22 @@ static void say_corrupt(struct kvist_said_corrupt *said,
     *said = (struct kvist_said_corrupt){.total = total, .us = now_us};
 }
 
-static void watch_corrupt(struct kvist_daemon *daemon, uint64_t now_us)
+static void watch_resized(struct kvist_daemon *daemon, uint64_t total)
+{
+    if (total != daemon->said_resized) {
+        kvist_log(KVIST_LOG_WARN,
+                  "pools were opened with slots of another size than their blocks on nvme have "
+                  "pools=%llu action=dropped",
+                  (unsigned long long)(total - daemon->said_resized));
+        daemon->said_resized = total;
+    }
+}
+
+static void watch_blocks(struct kvist_daemon *daemon, uint64_t now_us)
 {
     struct kvist_store_stats stats;
     kvist_store_stats(daemon->store, &stats);
+    watch_resized(daemon, stats.pools_resized_total);
     say_corrupt(&daemon->corrupt_memory,
                 "memory",
                 stats.checksum_mismatch_total,
@@ -66,7 +78,7 @@ void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us)
     }
     daemon->health_us = now_us;
     watch_tier(daemon);
-    watch_corrupt(daemon, now_us);
+    watch_blocks(daemon, now_us);
     char health[KVIST_HEALTH_BYTES];
     kvist_metrics_health(&daemon->metrics, health);
     if (strcmp(health, daemon->health) == 0) {

@@ -478,7 +478,8 @@ void kvist_pool_put(struct kvist_store_pool *pool)
         pool->put_pending = true;
         pool->put_wanted = false;
     } else if (status == KVIST_STALE) {
-        /* The tier knows a later generation, of a pool that was dropped here since: overtake it. */
+        /* The tier knows a later generation, of a pool that was dropped here since, or slots of
+           another size: overtake it. */
         kvist_pool_set_generation(pool, pool->about.generation * 2 + 1);
     } else if (status != KVIST_BUSY) {
         pool->put_after_us = store->now_us + KVIST_POPULATE_RETRY_US;

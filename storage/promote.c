@@ -398,7 +398,13 @@ static void pool_loaded(void *ctx, const struct kvist_tier_pool *about)
         return;
     }
     if (pool->about.slot_bytes != about->slot_bytes) {
-        return; /* what was opened counts; remembering it drops the blocks of the other shape */
+        /* What was opened counts; being remembered it drops the blocks of the other size. */
+        pool->adopted = false;
+        if (pool->about.generation <= about->generation) {
+            kvist_pool_set_generation(pool, about->generation + 1);
+        }
+        store->stats.pools_resized_total++;
+        return;
     }
     if (pool->adopted) {
         kvist_adopt_settle(pool, about);

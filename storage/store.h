@@ -197,6 +197,7 @@ struct kvist_store_stats {
     uint64_t suspects_confirmed_total; /* found corrupt here too, and dropped */
     uint64_t clears_total;
     uint64_t pools_dropped_total;     /* idle ones, for others that were opened */
+    uint64_t pools_resized_total;     /* opened with slots of another size than those on NVMe */
     uint64_t revokes_total;
     uint64_t index_full_total;
     uint64_t adopted_blocks;          /* at start, from the store before */

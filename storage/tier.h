@@ -153,11 +153,12 @@ int kvist_tier_fd(const struct kvist_tier *tier);
 bool kvist_tier_turn(struct kvist_tier *tier);
 
 /**
- * Remember a pool (new, or a changed generation: its earlier blocks are dropped, durably).
+ * Remember a pool (new, or a changed generation: its earlier blocks are dropped, durably, and their
+ * slots may have had another size).
  * Blocks may be written from the call on; done tells when the generation is durable.
  *
- * @return OK; STALE: the tier knows a later generation (see pool_loaded); INVALID: sizes, or not
- *         those that the pool had; BUSY, also when 1,024 pools are known; NO_MEMORY
+ * @return OK; STALE: the tier knows a later generation (see pool_loaded), or this one with slots of
+ *         another size; INVALID: sizes; BUSY, also when 1,024 pools are known; NO_MEMORY
  */
 KVIST_MUST_USE enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
                                                      const struct kvist_tier_pool *pool,

@@ -21,7 +21,7 @@
 #define KVIST_TIER_POOLS_MAX 1024U /* known at a time, on disk too */
 
 struct kvist_tier_known_pool {
-    struct kvist_tier_pool pool; /* all but the generation is fixed */
+    struct kvist_tier_pool pool; /* its generation stands below; slot_bytes is under pool_lock */
     _Atomic uint64_t generation; /* any thread reads */
     uint32_t tenant;
     uint32_t puts_in_flight;

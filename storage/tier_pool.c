@@ -137,10 +137,12 @@ enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
 {
     KVIST_CHECK(tier->magic == KVIST_TIER_MAGIC);
     struct kvist_tier_known_pool *known = kvist_tier_pool_find(tier, pool->pool_id);
-    if (!pool_valid(pool) || (known != NULL && known->pool.slot_bytes != pool->slot_bytes)) {
+    if (!pool_valid(pool)) {
         return KVIST_INVALID;
     }
-    if (known != NULL && pool->generation < atomic_load(&known->generation)) {
+    if (known != NULL && (pool->generation < atomic_load(&known->generation) ||
+                          (pool->generation == atomic_load(&known->generation) &&
+                           pool->slot_bytes != known->pool.slot_bytes))) {
         return KVIST_STALE;
     }
     struct kvist_tier_request *request =
@@ -159,7 +161,10 @@ enum kvist_status kvist_tier_put_pool(struct kvist_tier *tier,
             return status;
         }
     } else if (atomic_load(&known->generation) != pool->generation) {
+        (void)pthread_mutex_lock(&tier->pool_lock);
+        known->pool.slot_bytes = pool->slot_bytes;
         atomic_store(&known->generation, pool->generation); /* from here on, earlier is stale */
+        (void)pthread_mutex_unlock(&tier->pool_lock);
         known->purge = true;
     }
     known->forgotten = false;

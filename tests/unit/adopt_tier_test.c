@@ -318,6 +318,52 @@ static void what_is_read_back_does_not_wait_for_ever(void)
     open_engine();
 }
 
+/* --- Another geometry -------------------------------------------------------------------------- */
+
+static void save_now(void)
+{
+    enum kvist_status status = KVIST_BUSY;
+    KVIST_TEST_STATUS(kvist_store_save(store, saved, &status), KVIST_OK);
+    KVIST_TEST_SETTLE_WHILE(store, status == KVIST_BUSY);
+    KVIST_TEST_STATUS(status, KVIST_OK);
+}
+
+static void restart_cold(void)
+{
+    kvist_test_vault_kill(&store);
+    kvist_test_vault_fini(&vault);
+    kvist_test_engine_abandon(&engine);
+    open_store();
+}
+
+/* What was opened counts, and is remembered; none of the other blocks is ever told of. */
+static void slots_of_another_size_are_another_pool(void)
+{
+    put_range(0, 40);
+    save_now();
+    KVIST_TEST_EQUAL(tier_blocks(), 40);
+    restart_cold();
+    KVIST_TEST_TRUE(!store->tier_loaded); /* it is opened before the tier has told of it */
+    engine = kvist_test_engine_open(store, 1, 1);
+    struct kvist_store_pool *pool = kvist_test_pool_open(store, 1, 2 * SLOT_BYTES);
+    KVIST_TEST_EQUAL(kvist_test_engine_attach(engine, pool), 0);
+    wait_loaded();
+    KVIST_TEST_EQUAL(kvist_test_stats(store).pools_resized_total, 1);
+    KVIST_TEST_EQUAL(count_places(0, 40).nvme, 0);
+    KVIST_TEST_SETTLE_WHILE(store, !pool->tier_knows);
+    KVIST_TEST_TRUE(pool->tier_knows);
+    put_range(100, 10);
+    save_now();
+    restart_cold();
+    wait_loaded();
+    engine = kvist_test_engine_open(store, 1, 1);
+    (void)kvist_test_engine_attach(engine, kvist_test_pool_open(store, 1, 2 * SLOT_BYTES));
+    kvist_test_settle(store);
+    KVIST_TEST_EQUAL(kvist_test_stats(store).pools_resized_total, 0);
+    KVIST_TEST_EQUAL(count_places(0, 40).nvme, 0);
+    KVIST_TEST_EQUAL(count_places(100, 10).nvme, 10);
+}
+
 /* --- Clears ------------------------------------------------------------------------------------ */
 
 /* Blocks in the tier, and a cold daemon that has it switched off. */
@@ -508,6 +554,7 @@ int main(void)
         {"what is read back waits for room in the index",
          what_is_read_back_waits_for_room_in_the_index},
         {"what is read back does not wait for ever", what_is_read_back_does_not_wait_for_ever},
+        {"slots of another size are another pool", slots_of_another_size_are_another_pool},
         {"a clear without the tier counts when it is back",
          a_clear_without_the_tier_counts_when_it_is_back},
         {"what was granted before a clear is never committed",
