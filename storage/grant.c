@@ -32,10 +32,42 @@ void kvist_grant_begin(struct kvist_attachment *attachment, uint64_t now_us)
 }
 
 /* As many as the pool may have; it may be of a time when the arena was larger. */
-static uint32_t slots_of_arena(const struct kvist_store_pool *pool)
+static uint32_t slots_of(const struct kvist_store_pool *pool, uint64_t bytes)
 {
-    uint64_t slots = pool->store->options.arena_bytes / pool->about.slot_bytes;
+    uint64_t slots = bytes / pool->about.slot_bytes;
     return slots < pool->slot_max ? (uint32_t)slots : pool->slot_max;
+}
+
+/* Of the arena, or of its tenant's quota. */
+static uint32_t slots_of_tenant(const struct kvist_store_pool *pool)
+{
+    uint64_t bytes = pool->store->options.arena_bytes;
+    uint64_t quota = pool->tenant->limits.memory_bytes_max;
+    return slots_of(pool, quota != 0 && quota < bytes ? quota : bytes);
+}
+
+static uint32_t writers_of_tenant(const struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
+    uint32_t count = 0;
+    for (uint32_t index = 0; index < store->pool_high; index++) {
+        const struct kvist_store_pool *other = store->pools[index];
+        count += other != NULL && other->tenant == pool->tenant ? other->writer_count : 0;
+    }
+    return count;
+}
+
+/* Half of what each writer would get if the arena were shared out evenly among all and one more, and
+   so of a quota among those of its tenant. */
+static uint32_t half_share(const struct kvist_store_pool *pool)
+{
+    const struct kvist_store *store = pool->store;
+    uint32_t share = slots_of(pool, store->options.arena_bytes) / (2 * (store->writer_count + 1));
+    if (pool->tenant->limits.memory_bytes_max != 0) {
+        uint32_t own = slots_of_tenant(pool) / (2 * (writers_of_tenant(pool) + 1));
+        share = own < share ? own : share;
+    }
+    return share;
 }
 
 /* A small arena before a disk is a way to it: a writer that shares it with nobody may have as much
@@ -47,17 +79,17 @@ static uint32_t bound_alone(const struct kvist_store_session *session,
     if (session->store->writer_count > 1 || session->store->tier == NULL) {
         return 0;
     }
-    uint32_t half = (room ? slots_of_arena(pool) : kvist_evict_slot_count(pool)) / 2;
+    uint32_t half = (room ? slots_of_tenant(pool) : kvist_evict_slot_count(pool)) / 2;
     return half < KVIST_GRANT_START ? half : KVIST_GRANT_START;
 }
 
-/* While the arena has room, grants cost nothing: each writer may hold half of what it would get if
-   the arena were shared out evenly among all writers and one more. Without room every grant takes
-   the place of a block: half of the pool alone, at most an eighth beside other writers of it. */
+/* While the arena has room, grants cost nothing: each writer may hold half of its share. Without room
+   every grant takes the place of a block: half of the pool alone, at most an eighth beside other
+   writers of it. */
 static uint32_t grant_bound(const struct kvist_store_session *session, uint32_t ordinal, bool room)
 {
     const struct kvist_store_pool *pool = session->attachments[ordinal].pool;
-    uint32_t bound = slots_of_arena(pool) / (2 * (session->store->writer_count + 1));
+    uint32_t bound = half_share(pool);
     if (!room) {
         uint32_t slots = kvist_evict_slot_count(pool);
         uint32_t part = pool->writer_count <= 1 ? 2 : 8;
@@ -83,7 +115,7 @@ static uint32_t wanted(const struct kvist_store_session *session, uint32_t ordin
     uint32_t least = KVIST_GRANT_START;
     if (!room) {
         uint32_t idle =
-            slots_of_arena(attachment->pool) / (IDLE_PART * session->store->writer_count);
+            slots_of_tenant(attachment->pool) / (IDLE_PART * session->store->writer_count);
         least = idle < least ? idle : least;
         least = least < KVIST_GRANT_FLOOR ? KVIST_GRANT_FLOOR : least;
     }

@@ -12,7 +12,8 @@
  *             run on workers and come back through kvist_store_turn().
  * Grants      while the arena has room (a free segment that no smaller pool waits for), a writer is
  *             granted up to 1 / (2 * (writers + 1)) of the arena's slots, writers being the
- *             attachments of all pools that write: half of an even share, with one more to come.
+ *             attachments of all pools that write: half of an even share, with one more to come; and
+ *             so of a quota, writers being those of its tenant.
  *             Pools grow for it without waiting for commits. Without room the bound is also half of
  *             the pool's slots, or an eighth beside another writer of the pool, 1 / (4 * n) beside
  *             more. With a tier a writer that is the only one may have 256, up to half of the

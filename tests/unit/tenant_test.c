@@ -170,6 +170,33 @@ static void a_quota_is_a_bound(void)
     flood(A, 200, 4 * MIB);
 }
 
+/* What is granted ahead is a part of a quota as it is one of the arena: the rest is for blocks. */
+static void a_quota_bounds_what_is_granted(void)
+{
+    const uint32_t slots = (uint32_t)(10 * MIB / SLOT_BYTES);
+    set_limits(10 * MIB, 0, 1);
+    open_pool(A);
+    settle();
+    KVIST_TEST_EQUAL(engines[A]->pools[0].grant_count, slots / 4);
+    struct kvist_test_engine *second = kvist_test_engine_open(store, 9, 1);
+    struct kvist_tier_pool about = {.pool_id = {9}, .slot_bytes = SLOT_BYTES, .tenant = "a"};
+    struct kvist_store_pool *pool = NULL;
+    KVIST_TEST_STATUS(kvist_store_pool_open(store, &about, &pool, NULL), KVIST_OK);
+    (void)kvist_test_engine_attach(second, pool);
+    settle();
+    KVIST_TEST_TRUE(second->pools[0].grant_count >= slots / 8);
+    KVIST_TEST_TRUE(second->pools[0].grant_count <= slots / 6);
+    /* Another tenant's writer has no part in it, nor in what this one leaves. */
+    open_pool(B);
+    settle();
+    KVIST_TEST_EQUAL(engines[B]->pools[0].grant_count, ARENA / SLOT_BYTES / 8);
+    flood(A, 400, 10 * MIB);
+    KVIST_TEST_TRUE(kvist_test_stats(store).slots_granted <=
+                    slots / 4 + slots / 6 + ARENA / SLOT_BYTES / 8);
+    KVIST_TEST_TRUE(ready_of(A, 0, 400) >= slots / 2);
+    kvist_test_engine_close(&second);
+}
+
 /* One that lets go of nothing keeps the others from all but their floor. */
 static void who_keeps_all_leaves_a_floor(void)
 {
@@ -210,6 +237,7 @@ int main(void)
         {"who has most gives until both have half", who_has_most_gives_until_both_have_half},
         {"a weight makes a share larger", a_weight_makes_a_share_larger},
         {"a quota is a bound", a_quota_is_a_bound},
+        {"a quota bounds what is granted", a_quota_bounds_what_is_granted},
         {"who keeps all leaves a floor", who_keeps_all_leaves_a_floor},
         {"what a tenant has is summed up", what_a_tenant_has_is_summed_up},
     };
