@@ -77,7 +77,7 @@ static const char *clear_failed_text(enum kvist_status status)
         return "the blocks are dropped, but the disk of nvme.path is too full to write this down, "
                "and a restart would bring those on it back: free a few MiB there, and clear again";
     default:
-        return "the clear could not be made durable; see kvistd's health";
+        return "the clear could not be made durable; see kvistd's health and log";
     }
 }
 
@@ -170,6 +170,20 @@ static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending
     }
 }
 
+/* For a tier that does not hear of it. */
+static enum kvist_status note(struct kvist_daemon *daemon, const char *tenant)
+{
+    struct kvist_error err = KVIST_ERROR_INIT;
+    if (kvist_store_tier_hears(daemon->store)) {
+        return KVIST_OK;
+    }
+    enum kvist_status status = kvist_cleared_note(&daemon->cleared, tenant, &err);
+    if (status != KVIST_OK) {
+        kvist_log(KVIST_LOG_WARN, "a clear is not durable error=\"%s\"", err.text);
+    }
+    return status == KVIST_OK ? KVIST_OK : KVIST_SYSTEM; /* not a trouble of the tier's disk */
+}
+
 void kvist_dispatch_clear(struct kvist_daemon *daemon,
                           struct kvist_connection *connection,
                           const Kvist__Wire__Envelope *envelope)
@@ -193,7 +207,9 @@ void kvist_dispatch_clear(struct kvist_daemon *daemon,
     if (pending == NULL) {
         return;
     }
-    enum kvist_status status = KVIST_OK;
+    const char *of = connection->is_operator ? "" : connection->tenant;
+    enum kvist_status status = note(daemon, all ? of : kvist_store_pool_tenant(pool));
+    pending->status = status;
     if (all) {
         clear_all(daemon, pending);
     } else {

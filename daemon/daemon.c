@@ -555,6 +555,8 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         status = kvist_store_open(&options, &daemon->store, err);
     }
     if (status == KVIST_OK) {
+        kvist_cleared_init(&daemon->cleared);
+        kvist_cleared_tell(&daemon->cleared, daemon->store);
         kvist_fdstore_start(&daemon->fdstore, daemon->base, on_kept, daemon);
         kvist_watch_adoption(daemon);
         status = open_shapes(daemon, &shapes_fd, err);

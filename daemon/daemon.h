@@ -11,6 +11,7 @@
 #ifndef KVIST_DAEMON_DAEMON_H
 #define KVIST_DAEMON_DAEMON_H
 
+#include "daemon/cleared.h"
 #include "daemon/http.h"
 #include "daemon/metrics.h"
 #include "daemon/pool.h"
@@ -67,6 +68,7 @@ struct kvist_daemon {
     struct kvist_said_corrupt corrupt_memory; /* what the log was told of corrupt blocks */
     struct kvist_said_corrupt corrupt_nvme;
     uint64_t said_resized; /* pools */
+    struct kvist_cleared cleared;
     bool ready;
     bool stopping;
     uint64_t save_deadline_us; /* 0: not saving */

@@ -78,6 +78,9 @@ void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us)
     }
     daemon->health_us = now_us;
     watch_tier(daemon);
+    if (kvist_store_clears_are_durable(daemon->store)) {
+        kvist_cleared_forget(&daemon->cleared);
+    }
     watch_blocks(daemon, now_us);
     char health[KVIST_HEALTH_BYTES];
     kvist_metrics_health(&daemon->metrics, health);

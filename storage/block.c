@@ -223,6 +223,20 @@ void kvist_store_clear_rest(struct kvist_store *store, const char *tenant)
     }
 }
 
+bool kvist_store_tier_hears(const struct kvist_store *store)
+{
+    return store->tier != NULL && store->tier_loaded;
+}
+
+bool kvist_store_clears_are_durable(const struct kvist_store *store)
+{
+    bool durable = kvist_store_tier_hears(store) && !kvist_roster_has_rest(store);
+    for (uint32_t index = 0; durable && index < store->pool_high; index++) {
+        durable = store->pools[index] == NULL || !kvist_roster_is_cleared(store->pools[index]);
+    }
+    return durable;
+}
+
 void kvist_block_pool_durable(struct kvist_store_pool *pool, enum kvist_status status)
 {
     for (struct kvist_clear *clear = pool->store->clears; clear != NULL; clear = clear->next) {

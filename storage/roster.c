@@ -190,6 +190,11 @@ void kvist_roster_clear_rest(struct kvist_store *store, const char *tenant)
     set_word(&roster->cleared_count, count + 1);
 }
 
+bool kvist_roster_has_rest(const struct kvist_store *store)
+{
+    return atomic_load_explicit(&store->roster->cleared_count, memory_order_relaxed) > 0;
+}
+
 void kvist_roster_rest_known(struct kvist_store *store)
 {
     set_word(&store->roster->cleared_count, 0);

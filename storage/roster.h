@@ -120,6 +120,7 @@ bool kvist_roster_is_cleared(const struct kvist_store_pool *pool);
 /** Pools of a tenant ("": of all) that only a tier knows were cleared; until that has been read. */
 void kvist_roster_clear_rest(struct kvist_store *store, const char *tenant);
 bool kvist_roster_rest_cleared(const struct kvist_store *store, const char *tenant);
+bool kvist_roster_has_rest(const struct kvist_store *store);
 void kvist_roster_rest_known(struct kvist_store *store);
 /** The next map is kept, and will be moved to. */
 void kvist_roster_next_map(const struct kvist_store_pool *pool, uint32_t map_serial);

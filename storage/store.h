@@ -523,6 +523,12 @@ KVIST_MUST_USE enum kvist_status kvist_store_clear(struct kvist_store *store,
  */
 void kvist_store_clear_rest(struct kvist_store *store, const char *tenant);
 
+/** Whether a tier hears of a clear now; else it is for the caller to remember beyond the arena. */
+bool kvist_store_tier_hears(const struct kvist_store *store);
+
+/** Whether a tier has heard, durably, of all clears so far. */
+bool kvist_store_clears_are_durable(const struct kvist_store *store);
+
 /* How a save ended. */
 struct kvist_store_saved {
     enum kvist_status status; /* OK: all of it is written, and durable */

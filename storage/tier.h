@@ -33,6 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define KVIST_TIER_CLEARED_NAME     "cleared" /* so a file of the daemon's may begin beside a tier */
 #define KVIST_TIER_EXTENTS_MIN      8U /* of a size that bytes_max must hold */
 #define KVIST_TIER_INDEX_FREE_BYTES (16U << 20) /* with less on the disk no block is put */
 

@@ -57,7 +57,8 @@ static enum kvist_status check_empty(int directory_fd, const char *path, struct 
             }
             break;
         }
-        if (!is_dots(entry->d_name) && strcmp(entry->d_name, "lost+found") != 0) {
+        if (!is_dots(entry->d_name) && strcmp(entry->d_name, "lost+found") != 0 &&
+            strncmp(entry->d_name, KVIST_TIER_CLEARED_NAME, strlen(KVIST_TIER_CLEARED_NAME)) != 0) {
             status = kvist_error_set(err,
                                      KVIST_INVALID,
                                      0,

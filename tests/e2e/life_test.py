@@ -87,6 +87,36 @@ class Stop(harness.Case):
         wire.until(lambda: daemon.metric("nvme_loading") == 0, "the index is read back")
         self.assertEqual(daemon.metric("nvme_blocks"), 0)
 
+    @harness.needs_nvme
+    def test_what_is_cleared_while_the_tier_is_off_stays_cleared(self):
+        nvme = ("--nvme", os.path.join(self.directory, "nvme"), "--nvme-bytes", "256M")
+        state = os.path.join(self.directory, "state")
+        os.mkdir(state)
+        env = {"STATE_DIRECTORY": state}
+        daemon = self.start(*nvme, env=env)
+        engine = wire.Engine(daemon.socket, os.urandom(16))
+        self.addCleanup(engine.close)
+        for index in range(10):
+            engine.put(bytes([index]) * 32, os.urandom(4096))
+        wire.until(lambda: daemon.metric("commits_total") == 10, "all are published")
+        self.assertEqual(daemon.stop(), 0)
+        daemon.dispose()
+        daemon = self.start(env=env)
+        self.assertEqual(daemon.tool("clear", "--all", "--yes")[0], 0)
+        self.assertEqual(os.listdir(state), ["cleared"])
+        self.assertEqual(daemon.stop(), 0)
+        daemon.dispose()
+        for _ in range(2):
+            daemon = self.start(*nvme, env=env)
+            wire.until(lambda: daemon.metric("nvme_loading") == 0, "the index is read back")
+            with wire.Peer(daemon.socket) as tool:
+                tool.hello()
+                self.assertEqual(tool.request(wire.INSPECT, {1: bytes(32)}).fields, {})
+            wire.until(lambda: not os.listdir(state), "it is known")
+            self.assertEqual(daemon.metric("nvme_blocks"), 0)
+            daemon.kill()
+            daemon.dispose()
+
     def test_a_save_without_a_tier_says_what_to_set(self):
         daemon = self.start()
         for flags in ((), ("--json",)):

@@ -437,10 +437,15 @@ static void what_was_granted_before_a_clear_is_never_committed(void)
 static void what_was_cleared_unseen_stays_cleared(void)
 {
     begin_without_the_tier();
+    KVIST_TEST_TRUE(!kvist_store_tier_hears(store));
     kvist_store_clear_rest(store, "");
     kvist_test_vault_kill(&store);
     open_store();
+    KVIST_TEST_TRUE(!kvist_store_clears_are_durable(store));
     wait_loaded();
+    KVIST_TEST_TRUE(kvist_store_tier_hears(store));
+    KVIST_TEST_SETTLE_WHILE(store, !kvist_store_clears_are_durable(store));
+    KVIST_TEST_TRUE(kvist_store_clears_are_durable(store));
     open_engine();
     expect_none_for_ever();
 }

@@ -340,6 +340,22 @@ static void what_was_not_taken_is_told_again(void)
     }
 }
 
+/* kvistd notes clears where the tier may be made later. */
+static void a_note_of_clears_may_lie_there(void)
+{
+    static const char *const names[] = {"cleared", "cleared.new"};
+    char path[KVIST_RIG_PATH_BYTES + 16];
+    for (size_t index = 0; index < sizeof(names) / sizeof(names[0]); index++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", rig.path, names[index]);
+        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        KVIST_TEST_FATAL(fd >= 0);
+        (void)close(fd);
+    }
+    kvist_rig_start(&rig);
+    kvist_rig_close(&rig);
+    kvist_rig_start(&rig);
+}
+
 /* A pool that comes again with slots of another size is another generation, and nothing else. */
 static void slots_of_another_size_are_another_generation(void)
 {
@@ -740,6 +756,7 @@ int main(void)
         {"a restart reports every block once", a_restart_reports_every_block_once},
         {"writes go on while loading", writes_go_on_while_loading},
         {"what was not taken is told again", what_was_not_taken_is_told_again},
+        {"a note of clears may lie there", a_note_of_clears_may_lie_there},
         {"slots of another size are another generation",
          slots_of_another_size_are_another_generation},
         {"cleared blocks never come back", cleared_blocks_never_come_back},
