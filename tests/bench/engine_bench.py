@@ -32,8 +32,10 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "engine"))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "engine")]
 
+from commands import say  # noqa: E402
 from harness import paths, prompts  # noqa: E402
 from harness.daemon import Daemon  # noqa: E402
 from harness.engine import BLOCK_TOKENS, Engine, Kvist, Options  # noqa: E402
@@ -47,10 +49,6 @@ SHORT_TOKENS = 1000
 SHORT_REQUESTS = 100
 PRIME_MAX = 8
 FIGURES = ("ttft", "misses", "scheduler")
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def spread(values: list[float]) -> dict:
@@ -196,7 +194,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=7, help="runs that a median is made of (7)")
     parser.add_argument("--only", default=",".join(FIGURES), help="some figures alone")
-    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--json", action="store_true", help="a figure a line as it is done, no table")
     arguments = parser.parse_args()
     arguments.only = arguments.only.split(",")
     unknown = set(arguments.only) - set(FIGURES)
@@ -210,6 +208,12 @@ def main() -> None:
     logs = pathlib.Path(tempfile.mkdtemp(prefix="kvist-bench-"))
     model = paths.model("heavy")
     results = {}
+
+    def done(name: str, result: dict) -> None:
+        results[name] = result
+        if arguments.json:
+            print(json.dumps({name: result}), flush=True)
+
     common = {"model": model, "dtype": "bfloat16", "kv_gib": 2}
     with Daemon(arena_mib=3072) as daemon:
         say(f"starting engines; logs are in {logs}")
@@ -217,15 +221,14 @@ def main() -> None:
         with Engine("with", logs, options) as engine:
             engine.wait_started()
             if "ttft" in arguments.only:
-                results["ttft"] = measure_ttft(engine, daemon, arguments.runs)
+                done("ttft", measure_ttft(engine, daemon, arguments.runs))
             if "misses" in arguments.only:
                 with Engine("without", logs, Options(**common)) as plain:
-                    results["misses"] = measure_misses(engine, plain, arguments.runs)
+                    done("misses", measure_misses(engine, plain, arguments.runs))
             if "scheduler" in arguments.only:
-                results["scheduler"] = measure_scheduler(engine, daemon)
-    print_table(results)
-    if arguments.json:
-        print(json.dumps(results))
+                done("scheduler", measure_scheduler(engine, daemon))
+    if not arguments.json:
+        print_table(results)
 
 
 if __name__ == "__main__":
