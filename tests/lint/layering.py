@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Check who includes whom, how long files and functions are, and that the top level holds rooms.
+"""Check who includes whom, how long files and functions are, that the top level holds rooms, and that
+nothing goes by the wall clock, which people and NTP set.
 
 The table below is that of the rooms: a file may include what its room may, and third-party headers
 only where they belong. Prints one line a fault; the exit status is 1 when there is any.
@@ -69,6 +70,16 @@ FUNCTION_LINES_MAX = 70
 TEST_FUNCTION_LINES_MAX = 120
 C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
 PY_SUFFIXES = (".py",)
+
+# What reads the wall clock, or waits until it shows something; and who may, each with its reason.
+WALL_CLOCK = re.compile(
+    r"""\bCLOCK_(REALTIME|TAI)|\bTIME_UTC\b|\bgettimeofday\s*\(|(?<![\w.>])time\s*\(|\bsem_timedwait\s*\(|
+    \bpthread_(mutex|rwlock)_\w*timed\w*\s*\(|\btime\.time(_ns)?\b|\bdatetime\b|\bTFD_TIMER_CANCEL""",
+    re.VERBOSE,
+)
+CONDITION = re.compile(r"\bpthread_cond_timedwait\s*\(")  # goes by the clock that its attribute says
+MONOTONIC = re.compile(r"\bpthread_condattr_setclock\s*\([^;]*CLOCK_MONOTONIC")
+WALL_CLOCK_USERS = {"daemon/logging.c": "lines say when"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
@@ -199,6 +210,17 @@ def check_sizes(path, text):
             yield f"{path}:{line}: function of {count} lines; {most} are allowed"
 
 
+def check_clocks(path, text):
+    if path.startswith("tests/") or path in WALL_CLOCK_USERS:
+        return
+    code = NOT_CODE.sub(blank, text) if path.endswith(C_SUFFIXES) else text
+    for number, line in enumerate(code.split("\n"), 1):
+        if WALL_CLOCK.search(line):
+            yield f"{path}:{number}: the wall clock jumps; kvist_clock_now_us() does not"
+        if CONDITION.search(line) and not MONOTONIC.search(code):
+            yield f"{path}:{number}: waits by the wall clock; pthread_condattr_setclock() comes first"
+
+
 def check_tree(root):
     """All faults of a tree, and the number of files that were looked at."""
     users, count = {}, 0
@@ -214,6 +236,7 @@ def check_tree(root):
         if path.endswith(C_SUFFIXES):
             faults += check_includes(root, path, text.split("\n"), users)
         faults += check_sizes(path, text)
+        faults += check_clocks(path, text)
     for what, paths in users.items():
         if len(paths) > 1:
             faults.append(f"{what} belongs into one file, not into {', '.join(sorted(paths))}")
@@ -263,6 +286,15 @@ PLANTED = [
     ("tests/longest.py", "def f():\n" + "    g()\n" * 120, "120 are allowed"),
     ("daemon/file.c", "int a;\n" * 801, "801 lines"),
     ("README.md", "# kvist\n", None),
+    ("proto/base/clock.c", "f(clock_gettime(CLOCK_MONOTONIC, &now), up_time(1), a.time(1));\n", None),
+    ("daemon/logging.c", "clock_gettime(CLOCK_REALTIME, &now);\n", None),
+    ("daemon/late.c", "clock_gettime(CLOCK_REALTIME_COARSE, &now);\n", "the wall clock jumps"),
+    ("storage/late.c", "/* time(NULL) */\nlong now = time (NULL);\n", "late.c:2: the wall clock"),
+    ("cuda/late.c", "sem_timedwait(&done, &until);\n", "the wall clock jumps"),
+    ("client/python/late.py", "import time\nNOW = time.time()\n", "late.py:2: the wall clock"),
+    ("client/lib/wait.c", "pthread_cond_timedwait(&a, &b, &c);\n", "waits by the wall clock"),
+    ("client/lib/waits.c", "pthread_condattr_setclock(&a, CLOCK_MONOTONIC);\n"
+     "pthread_cond_timedwait(&a, &b, &c);\n", None),
     ("tier_left", "", "is no room"),
 ]
 
