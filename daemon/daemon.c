@@ -51,7 +51,7 @@ fit(struct kvist_config *config, const struct kvist_fdstore *fdstore, struct kvi
     if (status == KVIST_OK && fdstore != NULL) {
         machine.available_bytes += kvist_fdstore_passed_bytes(fdstore);
         uint64_t before_bytes = kvist_store_kept_arena(fdstore->passed, fdstore->passed_count);
-        if (config->memory_arena_bytes == 0 && before_bytes <= machine.available_bytes) {
+        if (config->memory_arena_bytes == 0 && before_bytes <= kvist_machine_arena_max(&machine)) {
             config->memory_arena_bytes = before_bytes; /* auto stays what it was */
         }
     }
@@ -529,6 +529,8 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .io_threads = (uint32_t)config->nvme_io_threads,
         .depth_max = (uint32_t)config->nvme_depth_max,
     };
+    uint32_t by_files = kvist_machine_segments_max(daemon->metrics.files_max);
+    uint32_t by_keeper = kvist_fdstore_segments(&daemon->fdstore);
     const struct kvist_store_options options = {
         .arena_bytes = daemon->arena_bytes,
         .huge_pages = config->memory_huge_pages == 0,
@@ -542,7 +544,7 @@ static enum kvist_status open_store(struct kvist_daemon *daemon, struct kvist_er
         .events = kvist_push_events,
         .keeper = {.keep = daemon->fdstore.max > 0 ? keep_fd : NULL,
                    .forget = daemon->fdstore.max > 0 ? forget_fd : NULL,
-                   .segments_max = kvist_fdstore_segments(&daemon->fdstore)},
+                   .segments_max = by_keeper != 0 && by_keeper < by_files ? by_keeper : by_files},
         .available = available_bytes,
         .let_go_bytes = daemon->fdstore.let_go_bytes,
         .kept = daemon->fdstore.passed,

@@ -14,6 +14,11 @@
 
 #define HUGE_PAGE_BYTES (2ULL << 20)
 #define AUTO_SHARE      4U /* arena_bytes = auto: one part in so many */
+/* What kvistd needs beside its arena, and its cgroup counts as well: code, threads, RocksDB, pages of
+   sessions; and of an arena of small blocks one part in so many for the maps. */
+#define OWN_BYTES (32ULL << 20)
+#define OWN_SHARE 32U
+#define OWN_FILES (KVIST_FILES_MIN / 2) /* RocksDB's, extents of a small tier, events, sockets */
 
 /* "1536 MiB" or so: for people, so rounded down. */
 static const char *readable(uint64_t bytes, char text_out[32])
@@ -132,13 +137,27 @@ kvist_machine_read(const char *root, struct kvist_machine *machine_out, struct k
     return status;
 }
 
+/* The arena that a cgroup has room for. Over its limit is no error, but the end of kvistd. */
+static uint64_t cgroup_leaves(uint64_t limit_bytes)
+{
+    uint64_t bytes = limit_bytes > OWN_BYTES ? limit_bytes - OWN_BYTES : 0;
+    return limit_bytes == UINT64_MAX ? limit_bytes : bytes - bytes / (OWN_SHARE + 1);
+}
+
+uint64_t kvist_machine_arena_max(const struct kvist_machine *machine)
+{
+    uint64_t bytes = cgroup_leaves(machine->cgroup_bytes);
+    return bytes < machine->available_bytes ? bytes : machine->available_bytes;
+}
+
 enum kvist_status kvist_machine_fit_memory(const struct kvist_machine *machine,
                                            struct kvist_config *config,
                                            struct kvist_error *err)
 {
-    bool by_cgroup = machine->cgroup_bytes < machine->available_bytes;
-    uint64_t room = by_cgroup ? machine->cgroup_bytes : machine->available_bytes;
-    const char *bound = by_cgroup ? "the memory limit of kvistd's cgroup" : "available memory";
+    uint64_t room = kvist_machine_arena_max(machine);
+    const char *bound = room < machine->available_bytes
+                            ? "what the memory limit of kvistd's cgroup leaves beside its own needs"
+                            : "available memory";
     char wanted[32];
     char there[32];
     uint64_t arena = config->memory_arena_bytes;
@@ -152,7 +171,7 @@ enum kvist_status kvist_machine_fit_memory(const struct kvist_machine *machine,
             KVIST_INVALID,
             0,
             "config",
-            "memory.arena_bytes is %s, over %s (%s): set it lower, or free memory",
+            "memory.arena_bytes is %s, over %s (%s): set it lower, or make room",
             readable(arena, wanted),
             bound,
             readable(room, there));
@@ -331,6 +350,12 @@ enum kvist_status kvist_machine_check_files(uint64_t files_max, struct kvist_err
                                  (unsigned long long)files_max,
                                  KVIST_FILES_MIN,
                                  KVIST_FILES_WANTED);
+}
+
+uint32_t kvist_machine_segments_max(uint64_t files_max)
+{
+    uint64_t segments = (files_max - OWN_FILES) / 2;
+    return segments < UINT32_MAX ? (uint32_t)segments : UINT32_MAX;
 }
 
 uint64_t kvist_machine_file_bytes_max(void)

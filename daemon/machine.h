@@ -15,7 +15,7 @@
 
 #include "daemon/config.h"
 
-#define KVIST_FILES_MIN    64U   /* kvistd, its NVMe tier and an engine */
+#define KVIST_FILES_MIN    256U  /* kvistd, a small NVMe tier and a few engines */
 #define KVIST_FILES_WANTED 4096U /* connections, pidfds, segments and extents of a busy host */
 
 struct kvist_machine {
@@ -26,6 +26,9 @@ struct kvist_machine {
 /** @param root  "" for this machine; tests put a tree of their own there */
 KVIST_MUST_USE enum kvist_status
 kvist_machine_read(const char *root, struct kvist_machine *machine_out, struct kvist_error *err);
+
+/** The largest arena that fits. */
+uint64_t kvist_machine_arena_max(const struct kvist_machine *machine);
 
 /** Check the memory settings, and replace arena_bytes = auto by a number. */
 KVIST_MUST_USE enum kvist_status kvist_machine_fit_memory(const struct kvist_machine *machine,
@@ -53,6 +56,9 @@ uint64_t kvist_machine_raise_files(void);
 /** Whether so many open files are enough to serve anybody at all. */
 KVIST_MUST_USE enum kvist_status kvist_machine_check_files(uint64_t files_max,
                                                            struct kvist_error *err);
+
+/** Segments that so many open files leave room for: half of what is beside kvistd's own. */
+uint32_t kvist_machine_segments_max(uint64_t files_max);
 
 /** Bytes that a file may have, and so shared memory; UINT64_MAX: any number. */
 uint64_t kvist_machine_file_bytes_max(void);

@@ -28,6 +28,10 @@ void kvist_spare_init(struct kvist_store *store)
     store->spare.store = store;
     store->spare.bytes = kvist_pool_segment_bytes_least(arena_bytes);
     uint64_t count = store->options.populate_ahead ? most / store->spare.bytes : 0;
+    uint32_t segments_max = store->options.keeper.segments_max;
+    if (segments_max != 0 && count > segments_max / KVIST_SPARES_OF_ARENA) {
+        count = segments_max / KVIST_SPARES_OF_ARENA; /* each has a descriptor */
+    }
     store->spare.count_max = count < KVIST_SPARES_MAX ? (uint32_t)count : KVIST_SPARES_MAX;
 }
 
@@ -125,7 +129,7 @@ void kvist_spare_turn(struct kvist_store *store)
 {
     struct kvist_spare *spare = &store->spare;
     if (spare->busy || store->closing || spare->count >= spare->count_max ||
-        store->now_us < spare->after_us ||
+        !kvist_arena_can_keep(store) || store->now_us < spare->after_us ||
         store->used_bytes + kvist_spare_bytes(store) + spare->bytes > store->options.arena_bytes ||
         is_wanted(store)) {
         return;

@@ -101,7 +101,7 @@ struct kvist_store_keeper {
        NO_SPACE: no more can be kept. */
     enum kvist_status (*keep)(void *ctx, const char *name, int fd);
     void (*forget)(void *ctx, const char *name);
-    uint32_t segments_max; /* that it has places for, beside all else; 0: any number */
+    uint32_t segments_max; /* that it, and this process, has places for; 0: any number */
 };
 
 /* An fd that an earlier process had kept. */

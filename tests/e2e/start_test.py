@@ -289,7 +289,7 @@ class Machine(harness.Case):
     def test_a_check_refuses_limits_that_a_start_refuses(self):
         at = ("--socket", self.path("k.sock"))
         for limit, value, words, status in (
-                (resource.RLIMIT_NOFILE, 32, ["open files is 32", "LimitNOFILE", "ulimit -n"], 2),
+                (resource.RLIMIT_NOFILE, 255, ["open files is 255", "LimitNOFILE", "ulimit -n"], 2),
                 (resource.RLIMIT_FSIZE, 64 << 10, ["limit of file sizes", "LimitFSIZE"], 1)):
             with self.subTest(words=words):
                 self.assert_both_refuse(

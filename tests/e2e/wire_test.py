@@ -300,7 +300,7 @@ class Crowds(harness.Case):
 
     def test_out_of_file_descriptors(self):
         def few_files():
-            resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
         daemon = self.start(preexec_fn=few_files)
         self.assertIn("degraded", daemon.get("/healthz")[1])

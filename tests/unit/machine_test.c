@@ -108,17 +108,27 @@ static void an_arena_fits_or_is_refused(void)
     config.memory_arena_bytes++;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
     KVIST_TEST_TRUE(strstr(err.text, "available memory (8192 MiB)") != NULL);
+    machine.cgroup_bytes = 8ULL << 30; /* kvistd itself has to fit in as well */
+    config.memory_arena_bytes = 8ULL << 30;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
     machine.cgroup_bytes = 1ULL << 30;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
     KVIST_TEST_TRUE(strstr(err.text, "memory limit of kvistd's cgroup") != NULL);
     config.memory_arena_bytes = 0;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
-    KVIST_TEST_EQUAL(config.memory_arena_bytes, 256ULL << 20);
-    machine.cgroup_bytes = 20ULL << 20; /* a quarter is below the least arena, all is not */
+    KVIST_TEST_EQUAL(config.memory_arena_bytes, 240ULL << 20);
+    const uint64_t beside = 992ULL << 20; /* 32 MiB of the GiB, and of the rest a part of 33 */
+    KVIST_TEST_EQUAL(kvist_machine_arena_max(&machine), beside - beside / 33);
+    config.memory_arena_bytes = beside - beside / 33;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
+    config.memory_arena_bytes++;
+    KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
+    KVIST_TEST_TRUE(strstr(err.text, "(961 MiB)") != NULL);
+    machine.cgroup_bytes = 49ULL << 20; /* a quarter is below the least arena, all is not */
     config.memory_arena_bytes = 0;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_OK);
     KVIST_TEST_EQUAL(config.memory_arena_bytes, KVIST_ARENA_BYTES_MIN);
-    machine.cgroup_bytes = 10ULL << 20;
+    machine.cgroup_bytes = 48ULL << 20;
     config.memory_arena_bytes = 0;
     KVIST_TEST_STATUS(kvist_machine_fit_memory(&machine, &config, &err), KVIST_INVALID);
     KVIST_TEST_EQUAL(config.memory_arena_bytes, 0);
@@ -178,6 +188,9 @@ static void open_files_go_up_to_what_is_allowed(void)
     KVIST_TEST_STATUS(kvist_machine_check_files(KVIST_FILES_MIN, NULL), KVIST_OK);
     KVIST_TEST_STATUS(kvist_machine_check_files(KVIST_FILES_MIN - 1, &err), KVIST_INVALID);
     KVIST_TEST_TRUE(strstr(err.text, "LimitNOFILE") != NULL);
+    KVIST_TEST_EQUAL(kvist_machine_segments_max(KVIST_FILES_MIN), 64);
+    KVIST_TEST_EQUAL(kvist_machine_segments_max(1024), 448);
+    KVIST_TEST_EQUAL(kvist_machine_segments_max(UINT64_MAX), UINT32_MAX);
 }
 
 int main(void)
