@@ -347,6 +347,16 @@ static int directory_bytes(int directory_fd, const char *name, uint64_t *bytes_i
     return failure;
 }
 
+/* No other file system was mounted there, and nobody has moved it and made one anew. A path that
+   leads nowhere tells nothing: what is open says what is wrong. */
+static bool is_in_place(const struct kvist_tier *tier)
+{
+    struct stat there;
+    struct stat open_one;
+    return stat(tier->path, &there) != 0 || fstat(tier->directory_fd, &open_one) != 0 ||
+           (there.st_dev == open_one.st_dev && there.st_ino == open_one.st_ino);
+}
+
 enum kvist_status kvist_tier_disk_sample(const struct kvist_tier *tier,
                                          uint64_t *other_bytes_out,
                                          uint64_t *index_bytes_out,
@@ -354,13 +364,27 @@ enum kvist_status kvist_tier_disk_sample(const struct kvist_tier *tier,
 {
     uint64_t index_bytes = 0;
     uint64_t top_bytes = 0; /* the directories themselves and the lock */
+    if (!is_in_place(tier)) {
+        return kvist_error_set(err,
+                               KVIST_NOT_FOUND,
+                               0,
+                               "tier",
+                               "%.120s is another directory than the one that the tier has open: "
+                               "restart kvistd to use it",
+                               tier->path);
+    }
     int failure = directory_bytes(tier->directory_fd, INDEX_NAME, &index_bytes);
     if (failure == 0) {
         failure = directory_bytes(tier->directory_fd, ".", &top_bytes);
     }
     if (failure != 0) {
-        return kvist_error_set_errno(
-            err, failure, "opendir", "%.120s is gone: restart kvistd to begin anew", tier->path);
+        return kvist_error_set_errno(err,
+                                     failure,
+                                     "opendir",
+                                     failure == ENOENT
+                                         ? "%.120s is gone: restart kvistd to begin anew"
+                                         : "cannot look into %.120s",
+                                     tier->path);
     }
     *index_bytes_out = index_bytes;
     *other_bytes_out = index_bytes + top_bytes;

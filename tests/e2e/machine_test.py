@@ -148,5 +148,107 @@ class Limits(harness.Case):
         self.assertEqual(daemon.stop(), 0)
 
 
+class Disk(harness.Case):
+    """A file system on a loop device, whose file lies where it can run out of room."""
+
+    def setUp(self):
+        super().setUp()
+        self.unshare = harness.may_mount()
+        if self.unshare is None or os.geteuid() != 0:
+            self.skipTest("cannot have a mount namespace and loop devices here")
+        self.disk = os.path.join(self.directory, "disk")
+        self.tier = os.path.join(self.disk, "d", "nvme")
+        os.mkdir(self.disk)
+
+    def hold(self, on_errors):
+        """Mounted for as long as the test runs. @return what a command is run by to see it"""
+        script = (f'mount -t tmpfs -o size=120m none "{self.disk}" && cd "{self.disk}" && mkdir d && '
+                  'truncate -s 100m image && mkfs.ext4 -q -O ^has_journal image && '
+                  f'mount -o loop,errors={on_errors} image d && findmnt -n -o SOURCE "{self.disk}/d" '
+                  '&& exec sleep 600')
+        holder = subprocess.Popen([*self.unshare, "sh", "-c", script], stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL)
+        self.addCleanup(holder.stdout.close)
+        self.addCleanup(holder.wait)
+        self.addCleanup(holder.kill)
+        self.device = os.path.basename(holder.stdout.readline().decode().strip())
+        if not self.device:
+            self.skipTest("no file system can be made on a loop device here")
+        self.inside = f"/proc/{holder.pid}/root{self.disk}"
+        return ["nsenter", "-t", str(holder.pid), "-m"]
+
+    def begin(self, on_errors):
+        """A daemon and an engine with ten blocks in both tiers."""
+        self.mounts = self.hold(on_errors)
+        daemon = self.start("--nvme", self.tier, "--nvme-bytes", "64M", arena="32M",
+                            wrap=self.mounts)
+        engine = LoadEngine([LOAD_ENGINE, daemon.socket, "65536"])
+        self.addCleanup(engine.kill)
+        self.assertEqual(engine.ask("put", 0, 10), "ok")
+        self.assertEqual(daemon.tool("save")[0], 0)
+        self.assertEqual(daemon.metric("nvme_blocks"), 10)
+        return daemon, engine
+
+    def goes_on(self, daemon, engine, first):
+        """Without the disk: what is stored is there, and what is read is right."""
+        for number in range(first, first + 1000, 100):  # more than memory has room for
+            self.assertEqual(engine.ask("put", number, 100), "ok")
+        tally = engine.numbers("get", 0, first + 1000)
+        self.assertEqual(tally["wrong"], 0)
+        self.assertGreater(tally["right"], 0)
+        self.assertEqual(engine.numbers("fetch", 0, 10)["wrong"], 0)
+        self.assertEqual(engine.numbers("stats")["errors"], 0)
+        self.assertEqual(daemon.get("/readyz"), (200, "ready\n"))
+
+    def is_degraded(self, daemon, *words):
+        """Health, metrics and log say what is wrong."""
+        def told():
+            health = daemon.get("/healthz")[1]
+            return health.startswith("degraded: ") and all(word in health for word in words)
+        wire.until(told, f"health says {words}")
+        self.assertEqual(daemon.metric("degraded"), 1)
+        self.assertGreater(daemon.metric("nvme_write_errors_total"), 0)
+        wire.until(lambda: 'warn: health changed health="degraded: ' in daemon.text(), "the log")
+
+    @harness.needs_nvme
+    def test_read_only_while_it_serves(self):
+        """As ext4 does when it finds a fault in itself; nobody else may while files are written."""
+        daemon, engine = self.begin("remount-ro")
+        with open(f"/sys/fs/ext4/{self.device}/trigger_fs_error", "w", encoding="ascii") as file:
+            file.write("1")
+        self.goes_on(daemon, engine, 100)
+        self.is_degraded(daemon, self.tier, "Read-only file system")
+        status, _, error = daemon.tool("save")
+        self.assertEqual(status, 1)
+        self.assertIn("could not be written", error)
+        # Repaired and mounted anew, it is another one than kvistd has open.
+        subprocess.run([*self.mounts, "sh", "-c",
+                        f'umount -l "{self.disk}/d" && mkdir "{self.tier}"'], check=True)
+        self.is_degraded(daemon, self.tier, "another directory", "restart kvistd")
+        self.assertEqual(engine.numbers("get", 1000, 100)["wrong"], 0)
+        self.assertEqual(daemon.stop(), 0)
+
+    @harness.needs_nvme
+    def test_a_device_that_fails_and_is_well_again(self):
+        daemon, engine = self.begin("continue")
+        with open(f"{self.inside}/fill", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+            except OSError:
+                pass
+        self.goes_on(daemon, engine, 100)
+        self.is_degraded(daemon, "No space left")
+        os.unlink(f"{self.inside}/fill")
+        wire.until(lambda: daemon.get("/healthz")[1] == "ok\n", "it is well again", 60)
+        wire.until(lambda: 'warn: health changed health="ok"' in daemon.text(), "the log says so")
+        self.assertEqual(engine.ask("put", 5000, 100), "ok")
+        status, _, error = daemon.tool("save")
+        self.assertEqual((status, error), (0, ""))
+        self.assertGreater(daemon.metric("nvme_blocks"), 100)
+        self.assertEqual(engine.numbers("get", 0, 5100)["wrong"], 0)
+        self.assertEqual(daemon.stop(), 0)
+
+
 if __name__ == "__main__":
     harness.main()
