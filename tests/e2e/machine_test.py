@@ -3,17 +3,21 @@
 back, engines that stand still. Engines see misses, and health says why."""
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import unittest
 
 import harness
 import wire
+from hostile_test import Member, content, key
 
 sys.path.insert(0, os.path.join(harness.SOURCE, "tests", "support"))
 from load import LoadEngine  # noqa: E402  pylint: disable=wrong-import-position
 
 LOAD_ENGINE = os.environ.get("LOAD_ENGINE", "load_engine")
+SLOT_BYTES = wire.Engine.SLOT_BYTES
 
 
 class Group:
@@ -247,6 +251,111 @@ class Disk(harness.Case):
         self.assertEqual((status, error), (0, ""))
         self.assertGreater(daemon.metric("nvme_blocks"), 100)
         self.assertEqual(engine.numbers("get", 0, 5100)["wrong"], 0)
+        self.assertEqual(daemon.stop(), 0)
+
+
+class Stopped(harness.Case):
+    """An engine that stands still for longer than anybody waits for it."""
+
+    LEASED = 8
+    LIMITS = "hello_timeout_ms = 10\nidle_timeout_ms = 10\nsend_timeout_ms = 10\n"
+
+    def engine(self, daemon, session, answers):
+        """In a child: stores, leases, asks more than it reads, stops; then looks again."""
+        engine = Member(daemon.socket, session, {"model": "stopped"})
+        slots = {}
+        for number in range(self.LEASED):
+            if not engine.maps:
+                engine.map_segment()
+            engine.free = getattr(engine, "free", None) or engine.granted()
+            slots[number] = engine.free[0][0]
+            engine.put(key(number), content(number))
+        engine.request(wire.STAT)
+        for record, slot in enumerate(slots.values()):
+            engine.lease(record, slot)
+        # Some MiB of answers, which nobody takes.
+        engine.send_bytes(wire.frame(wire.envelope(wire.STAT, {}, 1)) * 400)
+        answers.send(b"leased")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        right = all(engine.bytes_of(slot) == content(number) for number, slot in slots.items())
+        gone = engine.ends() is None  # what it had not read, and then the end
+        with wire.Peer(daemon.socket) as again:
+            reply = again.hello(wire.ENGINE, session, 0, 1)
+            answers.send(f"right {right} gone {gone} back {reply.body == wire.HELLO_REPLY}".encode())
+            answers.recv(1)
+        engine.close()
+
+    def fork(self, daemon):
+        """@return the child, and what it answers on"""
+        mine, theirs = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            try:
+                mine.close()
+                self.engine(daemon, os.urandom(16), theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+        mine.settimeout(wire.DEADLINE_S)
+        self.addCleanup(os.waitpid, child, 0)
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        self.addCleanup(mine.close)
+        return child, mine
+
+    def set_limits(self, daemon, limits):
+        daemon.config(f"[daemon]\nsocket = {daemon.socket}\n{limits}")
+        before = daemon.metric("reloads_total")
+        daemon.process.send_signal(signal.SIGHUP)
+        wire.until(lambda: daemon.metric("reloads_total") > before, "it is reloaded")
+
+    def test_longer_than_every_limit(self):
+        daemon = self.start("--set", "memory.eviction=lru", "--set", "limits.hold_ms=10")
+        child, mine = self.fork(daemon)
+        self.assertEqual(mine.recv(64), b"leased")
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOWAIT)
+        self.set_limits(daemon, self.LIMITS)
+        wire.until(lambda: daemon.metric("peers_dropped_total") == 1, "its connection is given up")
+        self.set_limits(daemon, "")
+        self.assertIn("peer does not read pid=%d" % child, daemon.text())
+        # Its memory is not, and nobody waits for it: a flood of several arenas goes through.
+        other = LoadEngine([LOAD_ENGINE, daemon.socket, str(SLOT_BYTES)])
+        self.addCleanup(other.kill)
+        for first in range(0, 4000, 100):
+            self.assertEqual(other.ask("put", first, 100), "ok")
+        self.assertEqual(other.numbers("stats")["errors"], 0)
+        self.assertEqual(daemon.metric("leased_slots"), self.LEASED)
+        self.assertEqual(daemon.metric("processes"), 2)
+        os.kill(child, signal.SIGCONT)
+        self.assertEqual(mine.recv(64), b"right True gone True back True")
+        self.assertEqual(other.close(), 0)
+        self.assertEqual(daemon.metric("leased_slots"), self.LEASED)
+        mine.send(b".")
+        wire.until(lambda: daemon.metric("processes") == 0, "it has ended")
+        self.assertEqual((daemon.metric("leased_slots"), daemon.metric("slots_granted")), (0, 0))
+        self.assertEqual(daemon.stop(), 0)
+
+    def test_on_libkvist(self):
+        """With a lease and slots to fill: it goes on where it stood."""
+        daemon = self.start("--set", "daemon.send_timeout_ms=10", "--set", "limits.hold_ms=10")
+        patient = LoadEngine([LOAD_ENGINE, daemon.socket, str(SLOT_BYTES), "patient"])
+        self.addCleanup(patient.kill)
+        self.assertEqual(patient.ask("put", 0, 1), "ok")
+        self.assertEqual(patient.ask("hold", 0), "ok")
+        taken = int(patient.ask("take", 4).split()[1])
+        patient.process.send_signal(signal.SIGSTOP)
+        other = LoadEngine([LOAD_ENGINE, daemon.socket, str(SLOT_BYTES), "other"])
+        self.addCleanup(other.kill)
+        for first in range(0, 4000, 100):
+            self.assertEqual(other.ask("put", first, 100), "ok")
+        patient.process.send_signal(signal.SIGCONT)
+        self.assertEqual(patient.ask("held"), "right")
+        self.assertEqual(patient.ask("commit", 5), f"ok {taken}")
+        self.assertEqual(patient.numbers("get", 5, taken)["wrong"], 0)
+        self.assertEqual(patient.ask("put", 100, 10), "ok")
+        self.assertEqual(patient.numbers("stats")["errors"], 0)
+        self.assertEqual((patient.close(), other.close()), (0, 0))
+        wire.until(lambda: daemon.metric("leased_slots") + daemon.metric("slots_granted") == 0,
+                   "all is given back")
         self.assertEqual(daemon.stop(), 0)
 
 
