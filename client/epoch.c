@@ -133,10 +133,16 @@ void kvist_epoch_retire_locked(struct kvist_client *client)
 
 /* --- Views --------------------------------------------------------------------------------- */
 
+/* For good: what is mapped of it is to go. */
+static bool is_refused(const struct kvist_pool *pool)
+{
+    return pool->state == KVIST_POOL_REFUSED && pool->retry_at_us == 0;
+}
+
 struct kvist_view *kvist_view_current_locked(const struct kvist_pool *pool)
 {
     const struct kvist_epoch *epoch = pool->client->current;
-    return epoch != NULL ? epoch->views[pool->index] : NULL;
+    return epoch != NULL && !is_refused(pool) ? epoch->views[pool->index] : NULL;
 }
 
 void kvist_view_clear_mapped_locked(const struct kvist_client *client,
@@ -201,16 +207,18 @@ void kvist_map_view_close(struct kvist_map_view *map)
 
 /* --- Sweeping ------------------------------------------------------------------------------ */
 
-/* A lease of any process of the session, also of one that died: its ranks may be reading. */
-static bool has_leases(const struct kvist_epoch *epoch)
+/* A lease of any process of the session, also of one that died: its ranks may be reading.
+   `view`: in its pool; NULL: in any. */
+static bool has_leases(const struct kvist_epoch *epoch, const struct kvist_view *view)
 {
     kvist_lease_fence(); /* after the mapped records were cleared: see acquire in lease.c */
     uint32_t high =
         atomic_load_explicit(&kvist_page_shared_header(epoch)->lease_high, memory_order_relaxed);
     high = high < epoch->page_header.lease_max ? high : epoch->page_header.lease_max;
     for (uint32_t record = 0; record < high; record++) {
-        if (atomic_load_explicit(&kvist_page_lease(epoch, record)->ref, memory_order_acquire) !=
-            0) {
+        uint64_t ref =
+            atomic_load_explicit(&kvist_page_lease(epoch, record)->ref, memory_order_acquire);
+        if (ref != 0 && (view == NULL || kvist_slot_ref(view->ordinal, (uint32_t)ref) == ref)) {
             return true;
         }
     }
@@ -232,7 +240,7 @@ static struct kvist_epoch *take_unused_locked(struct kvist_client *client)
 {
     for (struct kvist_epoch **link = &client->retired; *link != NULL; link = &(*link)->next) {
         struct kvist_epoch *epoch = *link;
-        if (!has_pins(epoch) && !has_leases(epoch)) {
+        if (!has_pins(epoch) && !has_leases(epoch, NULL)) {
             *link = epoch->next;
             return epoch;
         }
@@ -289,16 +297,48 @@ static void unmap_leaving(struct kvist_client *client)
     (void)pthread_mutex_unlock(client->lock);
 }
 
+/* The daemon has refused the pool to a process that had it open: nobody finds anything there any
+   more, and when nobody reads or fills what was found, it is unmapped, and closed like any other.
+   @return whether somebody does */
+static bool unmap_refused(struct kvist_client *client)
+{
+    bool waits = false;
+    (void)pthread_mutex_lock(client->lock);
+    for (uint32_t index = 0; client->current != NULL && index < KVIST_SESSION_POOLS_MAX; index++) {
+        struct kvist_pool *pool = client->pools[index];
+        struct kvist_view *view = client->current->views[index];
+        if (pool == NULL || view == NULL || !is_refused(pool)) {
+            continue;
+        }
+        kvist_view_clear_mapped_locked(client, client->current, view);
+        if (view->pins > 0 || has_leases(client->current, view)) {
+            waits = true;
+            continue;
+        }
+        kvist_grant_close_locked(client, pool);
+        client->current->views[index] = NULL;
+        uint32_t closing = 1U << view->ordinal;
+        (void)pthread_mutex_unlock(client->lock);
+        kvist_view_destroy(client, pool, &view);
+        (void)pthread_mutex_lock(client->lock);
+        client->closing |= closing;
+        kvist_link_close_pools_locked(client);
+    }
+    (void)pthread_mutex_unlock(client->lock);
+    return waits;
+}
+
 bool kvist_epoch_sweep(struct kvist_client *client)
 {
     unmap_leaving(client);
+    bool refused_waits = unmap_refused(client);
     for (;;) {
         (void)pthread_mutex_lock(client->lock);
         struct kvist_epoch *epoch = take_unused_locked(client);
         bool waits = client->retired != NULL;
         (void)pthread_mutex_unlock(client->lock);
         if (epoch == NULL) {
-            return waits;
+            return waits || refused_waits;
         }
         kvist_epoch_destroy(client, &epoch);
     }

@@ -150,7 +150,11 @@ enum kvist_status kvist_daemon_reload(struct kvist_daemon *daemon, struct kvist_
     struct kvist_http_address address;
     enum kvist_status status = load(&daemon->options, fresh, &address, err);
     if (status == KVIST_OK) {
+        bool trusted = daemon->config.daemon_privileged_peers == 0;
         kvist_config_reload(&daemon->config, fresh, on_setting_differs, NULL);
+        if (trusted && daemon->config.daemon_privileged_peers != 0) {
+            kvist_sessions_judge(&daemon->sessions);
+        }
         set_tenants(daemon);
         kvist_log_set_level((enum kvist_log_level)daemon->config.daemon_log_level);
         daemon->counters.reloads_total++;

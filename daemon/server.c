@@ -131,11 +131,10 @@ void kvist_connection_send_failure(struct kvist_connection *connection,
     kvist_connection_send(connection, &envelope, NULL, 0);
 }
 
-/* Failure, then the end of the connection. */
-static void turn_away(struct kvist_connection *connection,
-                      uint64_t id,
-                      enum kvist_status status,
-                      const char *text)
+void kvist_connection_turn_away(struct kvist_connection *connection,
+                                uint64_t id,
+                                enum kvist_status status,
+                                const char *text)
 {
     kvist_connection_send_failure(connection, id, status, text);
     connection->state = KVIST_CONNECTION_CLOSING;
@@ -163,7 +162,7 @@ void kvist_connection_refuse(struct kvist_connection *connection,
                   kvist_status_name(status),
                   text);
     }
-    turn_away(connection, id, status, text);
+    kvist_connection_turn_away(connection, id, status, text);
 }
 
 void kvist_connection_fail(struct kvist_connection *connection,
@@ -618,7 +617,8 @@ void kvist_server_tick(struct kvist_server *server, uint64_t now_us)
                 at, 0, KVIST_TIMED_OUT, "no hello came in time (daemon.hello_timeout_ms)");
         } else if (is_idle(at) && now_us > at->asked_us + idle_us) {
             server->counters->idle_timeouts_total++;
-            turn_away(at, 0, KVIST_TIMED_OUT, "nothing was asked (daemon.idle_timeout_ms)");
+            kvist_connection_turn_away(
+                at, 0, KVIST_TIMED_OUT, "nothing was asked (daemon.idle_timeout_ms)");
         } else if (at->stalled_us != 0 && now_us > at->stalled_us + limit_us && !at->doomed) {
             server->counters->peers_dropped_total++;
             if (kvist_connection_may_log(at)) {

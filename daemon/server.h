@@ -158,6 +158,12 @@ void kvist_connection_fail(struct kvist_connection *connection,
 /** Whether it may know of what is this tenant's. */
 bool kvist_connection_may_see(const struct kvist_connection *connection, const char *tenant);
 
+/** Queue a Failure, and end the connection when it has been sent. */
+void kvist_connection_turn_away(struct kvist_connection *connection,
+                                uint64_t id,
+                                enum kvist_status status,
+                                const char *text);
+
 /** The peer broke the rules: Failure, then the end of its connection. Logged and counted. */
 void kvist_connection_refuse(struct kvist_connection *connection,
                              uint64_t id,

@@ -14,6 +14,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#define PRIVILEGED                                                                                 \
+    "kvistd opens no pool for peers that could write memory whatever its permissions say "         \
+    "(daemon.privileged_peers = refuse): run as another user, without capabilities"
 #define PIDFS_MAGIC 0x50494446 /* "PIDF": each pidfd's inode is its process's (Linux 6.9) */
 
 /* --- Ending ---------------------------------------------------------------------------------- */
@@ -407,6 +410,24 @@ static bool take_back(struct kvist_session *session,
     return false;
 }
 
+static bool is_refused(const struct kvist_connection *connection)
+{
+    return connection->server->config->daemon_privileged_peers != 0 &&
+           kvist_peer_is_privileged(connection->uid, connection->pid);
+}
+
+void kvist_sessions_judge(const struct kvist_sessions *sessions)
+{
+    for (const struct kvist_session *session = sessions->first; session != NULL;
+         session = session->next) {
+        for (const struct kvist_process *at = session->processes; at != NULL; at = at->next) {
+            if (at->connection != NULL && is_refused(at->connection)) {
+                kvist_connection_turn_away(at->connection, 0, KVIST_DENIED, PRIVILEGED);
+            }
+        }
+    }
+}
+
 enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *sessions,
                                             struct kvist_connection *connection,
                                             const struct kvist_store_pool *pool,
@@ -422,15 +443,8 @@ enum kvist_status kvist_sessions_check_pool(const struct kvist_sessions *session
                                "configuration): open the pool read-only",
                                connection->tenant);
     }
-    if (connection->server->config->daemon_privileged_peers != 0 &&
-        kvist_peer_is_privileged(connection->uid, connection->pid)) {
-        return kvist_error_set(err,
-                               KVIST_DENIED,
-                               0,
-                               "open_pool",
-                               "kvistd opens no pool for peers that could write memory whatever "
-                               "its permissions say (daemon.privileged_peers = refuse): run as "
-                               "another user, without capabilities");
+    if (is_refused(connection)) {
+        return kvist_error_set(err, KVIST_DENIED, 0, "open_pool", "%s", PRIVILEGED);
     }
     bool open[KVIST_POOLS_MAX] = {false};
     bool own[KVIST_POOLS_MAX] = {false};

@@ -81,6 +81,12 @@ KVIST_MUST_USE enum kvist_status kvist_sessions_check_pool(const struct kvist_se
                                                            bool read_only,
                                                            struct kvist_error *err);
 
+/**
+ * daemon.privileged_peers is refuse now: end the connections of those that it is meant for. Their
+ * processes connect again, and are refused their pools.
+ */
+void kvist_sessions_judge(const struct kvist_sessions *sessions);
+
 /** The connection is gone; its process, if it has one, stays. */
 void kvist_sessions_detach(struct kvist_connection *connection);
 

@@ -6,11 +6,17 @@ import mmap
 import os
 import signal
 import struct
+import sys
 import traceback
 import unittest
 
 import harness
 import wire
+
+sys.path.insert(0, os.path.join(harness.SOURCE, "tests", "support"))
+from load import LoadEngine  # noqa: E402  pylint: disable=wrong-import-position
+
+LOAD_ENGINE = os.environ.get("LOAD_ENGINE", "load_engine")
 
 PR_SET_KEEPCAPS = 8
 
@@ -355,6 +361,39 @@ class Privileged(Case):
         self.assertIn("privileged_peers", self.ask(self.A, lambda: self.store(daemon), True))
         self.assert_serves(daemon)  # a tool gets no memory, and may be anybody's
         self.assertEqual(self.ask(self.A, lambda: self.store(daemon)), "stored")
+
+    def test_sessions_that_began_under_trust_are_judged_by_a_reload(self):
+        os.chmod(self.directory, 0o755)
+        daemon = self.start()
+
+        def begin():
+            self.kept = wire.Engine(daemon.socket, os.urandom(16))
+            self.kept.put(b"k" * 32, b"x" * 4096)
+            return self.kept.request(wire.STAT).body
+
+        other = self.user(self.A, begin)
+        self.assertEqual(other.answer, wire.STAT_REPLY)
+        engine = LoadEngine([LOAD_ENGINE, daemon.socket, "65536"])  # of kvistd's own user
+        self.addCleanup(engine.kill)
+        self.assertEqual(engine.ask("put", 0, 10), "ok")
+        self.assertEqual(engine.ask("hold", 0), "ok")
+        connects = engine.numbers("stats")["connects"]
+        daemon.config(f"[daemon]\nsocket = {daemon.socket}\nprivileged_peers = refuse\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        wire.until(lambda: daemon.metric("reloads_total") == 1, "it is reloaded")
+        wire.until(lambda: engine.numbers("stats")["connects"] > connects, "it connects again")
+        wire.until(lambda: engine.numbers("get", 0, 10)["miss"] == 10, "its pool is refused")
+        self.assertEqual(engine.ask("held"), "right")  # what is leased stays mapped
+        self.assertGreater(engine.numbers("stats")["mapped"], 0)
+        self.assertEqual(engine.ask("release"), "ok")
+        wire.until(lambda: engine.numbers("stats")["mapped"] == 0, "it has unmapped it")
+        wire.until(lambda: daemon.metric("leased_slots") == 0, "nothing is leased")
+        self.assertIn('denied tenant=default uid=0', daemon.text())
+        self.assertIn("privileged_peers = refuse", daemon.text())
+        self.assertNotIn(f"pid={other.pid} ", daemon.text())  # it was not ended, and not denied
+        self.assertEqual(daemon.metric("sessions"), 2)
+        self.assertEqual(engine.numbers("stats")["errors"], 0)
+        self.assertEqual(engine.close(), 0)
 
     def test_root_without_capabilities_has_them_again_after_an_exec(self):
         os.chmod(self.directory, 0o777)

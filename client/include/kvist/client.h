@@ -178,7 +178,9 @@ struct kvist_pool_options {
  * @param pool_out  owned by the client until kvist_pool_close() or kvist_client_destroy()
  * @return OK; INVALID; BUSY: KVIST_SESSION_POOLS_MAX are open. What the daemon refuses comes from
  *         kvist_pool_wait(): the processes of a session can have KVIST_SESSION_POOLS_MAX different
- *         pools open at a time; one more waits until all of them have closed another.
+ *         pools open at a time; one more waits until all of them have closed another. A pool that
+ *         was open may be refused after a reconnect: then all of it is a miss, and it is unmapped
+ *         when the last lease and pin is given back.
  */
 KVIST_API KVIST_MUST_USE enum kvist_status kvist_pool_open(struct kvist_client *client,
                                                            const struct kvist_pool_options *options,
