@@ -100,6 +100,9 @@ enum kvist_status kvist_daemon_check(const struct kvist_daemon_options *options,
         status = kvist_places_check(config_out, &address, false, err);
     }
     if (status == KVIST_OK) {
+        status = kvist_http_check(&address, err);
+    }
+    if (status == KVIST_OK) {
         status = check_shapes(err);
     }
     if (status != KVIST_OK) {

@@ -305,9 +305,11 @@ static void on_accept_again(evutil_socket_t fd, short what, void *ctx)
     (void)event_add(http->acceptable, NULL);
 }
 
-static enum kvist_status listen_tcp(struct kvist_http *http,
-                                    const struct kvist_http_address *address,
-                                    struct kvist_error *err)
+/* @param listens  whether to: then another one that does is in the way */
+static enum kvist_status bind_tcp(const struct kvist_http_address *address,
+                                  bool listens,
+                                  int *fd_out,
+                                  struct kvist_error *err)
 {
     const struct sockaddr *name = (const struct sockaddr *)&address->tcp;
     const int on = 1;
@@ -316,7 +318,7 @@ static enum kvist_status listen_tcp(struct kvist_http *http,
         return kvist_error_set_errno(err, errno, KEY, KEY ": cannot make a socket");
     }
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        bind(fd, name, address->tcp_bytes) != 0 || listen(fd, BACKLOG) != 0) {
+        bind(fd, name, address->tcp_bytes) != 0 || (listens && listen(fd, BACKLOG) != 0)) {
         int error_number = errno;
         (void)close(fd);
         return error_number == EADDRINUSE
@@ -327,6 +329,31 @@ static enum kvist_status listen_tcp(struct kvist_http *http,
                                      "another program listens on the address of " KEY
                                      ": choose another port, or off")
                    : kvist_error_set_errno(err, error_number, KEY, KEY ": cannot listen");
+    }
+    *fd_out = fd;
+    return KVIST_OK;
+}
+
+enum kvist_status kvist_http_check(const struct kvist_http_address *address,
+                                   struct kvist_error *err)
+{
+    int fd = -1;
+    enum kvist_status status =
+        address->kind == KVIST_HTTP_TCP ? bind_tcp(address, false, &fd, err) : KVIST_OK;
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    return status == KVIST_EXISTS ? KVIST_OK : status;
+}
+
+static enum kvist_status listen_tcp(struct kvist_http *http,
+                                    const struct kvist_http_address *address,
+                                    struct kvist_error *err)
+{
+    int fd = -1;
+    enum kvist_status status = bind_tcp(address, true, &fd, err);
+    if (status != KVIST_OK) {
+        return status;
     }
     struct sockaddr_storage bound = address->tcp;
     socklen_t bound_bytes = sizeof(bound);

@@ -46,6 +46,10 @@ KVIST_MUST_USE enum kvist_status kvist_http_address_parse(const char *text,
                                                           struct kvist_http_address *address_out,
                                                           struct kvist_error *err);
 
+/** Whether a TCP address is this machine's, and may be listened on; not whether somebody does. */
+KVIST_MUST_USE enum kvist_status kvist_http_check(const struct kvist_http_address *address,
+                                                  struct kvist_error *err);
+
 struct kvist_http_pages {
     void (*metrics)(void *ctx, FILE *file);
     /* Write the text. */

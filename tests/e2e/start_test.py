@@ -223,7 +223,9 @@ class Machine(harness.Case):
                 (("--socket", self.path("file")), ["not a socket", "remove it"], 1),
                 ((*at, "--set", "daemon.socket_group=no-such-group"), ["no such group"], 2),
                 ((*at, "--set", "tenants.a=socket:" + self.path("no", "a.sock")),
-                 ["the tenant's socket", "does not exist"], 2)):
+                 ["the tenant's socket", "does not exist"], 2),
+                ((*at, "--metrics", "192.0.2.1:1", "--set", "daemon.metrics_allow_remote=yes"),
+                 ["metrics_listen: cannot listen", "assign"], 1)):
             with self.subTest(flags=flags):
                 self.assert_both_refuse(*flags, words=words, status=status)
 
