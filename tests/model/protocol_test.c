@@ -452,6 +452,10 @@ static const struct {
      "set_entry",
      "&entry->state",
      "comes last for the daemon that adopts the map of one that was killed"},
+    {DAEMON,
+     "kvist_map_move",
+     "&map->header->moved",
+     "comes last for the daemon that adopts the map of one that was killed"},
 };
 
 static bool is_unneeded(const struct kvist_model_order *order)
