@@ -428,7 +428,8 @@ static struct kvist_store_pool *pool_of(struct kvist_store *store,
     return last;
 }
 
-static void add_block(struct kvist_store_pool *pool, const struct kvist_tier_block *block)
+/* False: it has no place, and may have one when the index has grown. */
+static bool add_block(struct kvist_store_pool *pool, const struct kvist_tier_block *block)
 {
     struct kvist_entry_copy entry;
     uint32_t position = kvist_map_find(&pool->map, block->key, &entry);
@@ -437,7 +438,7 @@ static void add_block(struct kvist_store_pool *pool, const struct kvist_tier_blo
             kvist_map_note_extent(&pool->map, position, block->extent);
             pool->nvme_blocks++;
         }
-        return;
+        return true;
     }
     entry = (struct kvist_entry_copy){
         .state = KVIST_ENTRY_NVME,
@@ -446,11 +447,15 @@ static void add_block(struct kvist_store_pool *pool, const struct kvist_tier_blo
         .parent_tag = block->parent_tag,
     };
     memcpy(entry.key, block->key, sizeof(entry.key));
-    if (kvist_map_insert(&pool->map, &entry) == KVIST_ENTRY_NONE) {
-        pool->store->stats.index_full_total++;
-    } else {
+    if (kvist_map_insert(&pool->map, &entry) != KVIST_ENTRY_NONE) {
         pool->nvme_blocks++;
+        return true;
     }
+    if (kvist_pool_growth_waits(pool)) {
+        return false; /* its probe sequence is full, which may be long before the index is */
+    }
+    pool->store->stats.index_full_total++;
+    return true;
 }
 
 static size_t blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, size_t count)
@@ -467,10 +472,9 @@ static size_t blocks_loaded(void *ctx, const struct kvist_tier_block *blocks, si
         if (is_filling || index % BLOCKS_PER_GROWTH == 0) {
             kvist_pool_grow_map(pool);
         }
-        if (is_filling && kvist_pool_growth_waits(pool)) {
+        if ((is_filling && kvist_pool_growth_waits(pool)) || !add_block(pool, &blocks[index])) {
             break;
         }
-        add_block(pool, &blocks[index]);
     }
     return index;
 }
