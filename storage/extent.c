@@ -1,14 +1,11 @@
-#include "storage/extent.h"
-
 #include "proto/base/check.h"
 #include "proto/base/fault.h"
 #include "storage/extent_file.h"
+#include "storage/extent_internal.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,61 +13,6 @@
 
 #define PAGE       KVIST_RECORD_PAGE_BYTES
 #define TREE_BYTES (32U << 10) /* block maps of a file system, beside the blocks */
-
-enum extent_state {
-    EXTENT_OPEN,
-    EXTENT_SEALED,
-    EXTENT_DRAINING,
-};
-
-struct kvist_extent {
-    uint32_t number;
-    uint32_t tenant;
-    int fd;
-    bool direct;
-    bool retired;
-    bool found; /* at start, not made by this process */
-    enum extent_state state;
-    uint32_t loans;
-    uint32_t writers; /* loans of reserve */
-    uint64_t file_bytes;
-    uint64_t append_bytes; /* end of the last record, or of what is known of it */
-    uint64_t disk_bytes;
-    int64_t blocks;
-    int64_t block_bytes;
-    _Atomic bool dirty;
-    _Atomic uint64_t *hits; /* a bit for each KVIST_EXTENT_HIT_BYTES */
-};
-
-struct tenant {
-    char name[KVIST_TENANT_BYTES_MAX + 1];
-    struct kvist_extent *open; /* NULL: none */
-    uint64_t bytes_max;        /* 0: any */
-    uint32_t weight;
-    uint64_t bytes; /* scratch of count_locked() */
-};
-
-struct kvist_extents {
-    int directory_fd;
-    bool direct;
-    pthread_mutex_t lock; /* all below, and the plain members of every extent */
-    uint32_t number_last;
-    uint64_t retired_bytes; /* of removed files that are still open */
-    struct tenant *tenants;
-    uint32_t tenant_count;
-    uint32_t extent_count;
-    struct kvist_extent *extents[KVIST_EXTENTS_MAX]; /* by number */
-};
-
-static void lock(struct kvist_extents *extents)
-{
-    (void)pthread_mutex_lock(&extents->lock);
-}
-
-static void unlock(struct kvist_extents *extents)
-{
-    (void)pthread_mutex_unlock(&extents->lock);
-}
 
 static size_t hit_words(uint64_t file_bytes)
 {
@@ -150,13 +92,13 @@ tenant_locked(struct kvist_extents *extents, const char *name, uint32_t *tenant_
             return KVIST_OK;
         }
     }
-    struct tenant *grown =
+    struct kvist_extent_tenant *grown =
         realloc(extents->tenants, (extents->tenant_count + 1) * sizeof(extents->tenants[0]));
     if (grown == NULL) {
         return KVIST_NO_MEMORY;
     }
     extents->tenants = grown;
-    struct tenant *tenant = &grown[extents->tenant_count];
+    struct kvist_extent_tenant *tenant = &grown[extents->tenant_count];
     memset(tenant, 0, sizeof(*tenant));
     (void)snprintf(tenant->name, sizeof(tenant->name), "%s", name);
     tenant->weight = 1;
@@ -167,9 +109,9 @@ tenant_locked(struct kvist_extents *extents, const char *name, uint32_t *tenant_
 enum kvist_status
 kvist_extents_tenant(struct kvist_extents *extents, const char *name, uint32_t *tenant_out)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     enum kvist_status status = tenant_locked(extents, name, tenant_out);
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return status;
 }
 
@@ -208,7 +150,7 @@ adopt(struct kvist_extents *extents, uint32_t number, struct kvist_error *err)
                                KVIST_EXTENTS_MAX);
     }
     extent->found = true;
-    extent->state = EXTENT_SEALED;
+    extent->state = KVIST_EXTENT_SEALED;
     extent->disk_bytes = kvist_extent_file_disk_bytes(fd, file_bytes);
     insert_locked(extents, extent);
     return KVIST_OK;
@@ -303,7 +245,7 @@ enum kvist_status kvist_extents_reserve(struct kvist_extents *extents,
                                         uint64_t *offset_out)
 {
     enum kvist_status status = KVIST_NO_SPACE;
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *extent = extents->tenants[tenant].open;
     if (extent != NULL && record_bytes <= extent->file_bytes - extent->append_bytes) {
         *offset_out = extent->append_bytes;
@@ -313,7 +255,7 @@ enum kvist_status kvist_extents_reserve(struct kvist_extents *extents,
         extent->writers++;
         status = KVIST_OK;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return status;
 }
 
@@ -322,24 +264,24 @@ void kvist_extents_unreserve(struct kvist_extents *extents,
                              uint64_t offset,
                              uint64_t record_bytes)
 {
-    lock(extents);
-    if (extent->state == EXTENT_OPEN && extent->append_bytes == offset + record_bytes) {
+    kvist_extents_lock(extents);
+    if (extent->state == KVIST_EXTENT_OPEN && extent->append_bytes == offset + record_bytes) {
         extent->append_bytes = offset;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
 }
 
 enum kvist_status kvist_extents_acquire(struct kvist_extents *extents,
                                         uint32_t number,
                                         struct kvist_extent **extent_out)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *extent = find_locked(extents, number);
     if (extent != NULL) {
         extent->loans++;
         *extent_out = extent;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return extent != NULL ? KVIST_OK : KVIST_NOT_FOUND;
 }
 
@@ -350,7 +292,7 @@ static void release(struct kvist_extents *extents, struct kvist_extent **extent_
         return;
     }
     *extent_inout = NULL;
-    lock(extents);
+    kvist_extents_lock(extents);
     KVIST_CHECK(extent->loans > 0);
     extent->loans--;
     if (writer) {
@@ -358,12 +300,12 @@ static void release(struct kvist_extents *extents, struct kvist_extent **extent_
     }
     bool last = extent->retired && extent->loans == 0;
     uint64_t disk_bytes = extent->disk_bytes;
-    unlock(extents);
+    kvist_extents_unlock(extents);
     if (last) {
         extent_free(extent);
-        lock(extents);
+        kvist_extents_lock(extents);
         extents->retired_bytes -= disk_bytes;
-        unlock(extents);
+        kvist_extents_unlock(extents);
     }
 }
 
@@ -380,16 +322,16 @@ void kvist_extents_release_reserved(struct kvist_extents *extents, struct kvist_
 /* Give the unused end of a file back. */
 static void extent_trim(struct kvist_extents *extents, struct kvist_extent *extent)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     uint64_t end_bytes = extent->append_bytes;
     bool shorter = end_bytes < extent->file_bytes;
-    unlock(extents);
+    kvist_extents_unlock(extents);
     if (shorter && ftruncate(extent->fd, (off_t)end_bytes) == 0) {
         uint64_t disk_bytes = kvist_extent_file_disk_bytes(extent->fd, end_bytes);
-        lock(extents);
+        kvist_extents_lock(extents);
         extent->file_bytes = end_bytes;
         extent->disk_bytes = disk_bytes;
-        unlock(extents);
+        kvist_extents_unlock(extents);
     }
 }
 
@@ -400,12 +342,12 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
 {
     char tenant_name[KVIST_TENANT_BYTES_MAX + 1];
     file_bytes = (file_bytes + PAGE - 1) / PAGE * PAGE;
-    lock(extents);
+    kvist_extents_lock(extents);
     bool full = extents->extent_count >= KVIST_EXTENTS_MAX ||
                 extents->number_last >= KVIST_EXTENT_NUMBER_MAX;
     uint32_t number = full ? 0 : ++extents->number_last;
     memcpy(tenant_name, extents->tenants[tenant].name, sizeof(tenant_name));
-    unlock(extents);
+    kvist_extents_unlock(extents);
     if (full) {
         return kvist_error_set(err, KVIST_NO_SPACE, 0, "tier", "too many extents");
     }
@@ -426,18 +368,18 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
         return kvist_error_set(err, KVIST_NO_MEMORY, 0, "tier", "no memory for an extent");
     }
     extent->tenant = tenant;
-    extent->state = EXTENT_OPEN;
+    extent->state = KVIST_EXTENT_OPEN;
     extent->disk_bytes = kvist_extent_file_disk_bytes(fd, file_bytes) + TREE_BYTES;
     atomic_store(&extent->dirty, true);
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *before = extents->tenants[tenant].open;
     extents->tenants[tenant].open = extent;
     insert_locked(extents, extent);
     if (before != NULL) {
-        before->state = EXTENT_SEALED;
+        before->state = KVIST_EXTENT_SEALED;
         before->loans++;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     if (before != NULL) {
         extent_trim(extents, before);
         kvist_extents_release(extents, &before);
@@ -445,164 +387,41 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
     return KVIST_OK;
 }
 
-/* Whether a is a better victim than b: sealed before open, empty before full, then the older. */
-static bool victim_before(const struct kvist_extent *a, const struct kvist_extent *b)
-{
-    if (b == NULL) {
-        return true;
-    }
-    if ((a->state == EXTENT_SEALED) != (b->state == EXTENT_SEALED)) {
-        return a->state == EXTENT_SEALED;
-    }
-    return a->number < b->number;
-}
-
-static bool may_go(const struct kvist_extent *extent)
-{
-    return extent->writers == 0 && extent->state != EXTENT_DRAINING;
-}
-
-static void count_locked(struct kvist_extents *extents)
-{
-    for (uint32_t index = 0; index < extents->tenant_count; index++) {
-        extents->tenants[index].bytes = 0;
-    }
-    for (uint32_t index = 0; index < extents->extent_count; index++) {
-        const struct kvist_extent *extent = extents->extents[index];
-        extents->tenants[extent->tenant].bytes += extent->disk_bytes;
-    }
-}
-
-static bool is_over(const struct tenant *tenant)
-{
-    return tenant->bytes_max != 0 && tenant->bytes > tenant->bytes_max;
-}
-
-/* The tenant that has most by weight, of those with something that can go. */
-static uint32_t most_locked(const struct kvist_extents *extents, bool over_only)
-{
-    uint32_t most = KVIST_EXTENT_TENANT_NONE;
-    double level_of_most = -1;
-    for (uint32_t index = 0; index < extents->extent_count; index++) {
-        uint32_t owner = extents->extents[index]->tenant;
-        const struct tenant *tenant = &extents->tenants[owner];
-        double level = (double)tenant->bytes / tenant->weight;
-        if (may_go(extents->extents[index]) && level > level_of_most &&
-            (!over_only || is_over(tenant))) {
-            most = owner;
-            level_of_most = level;
-        }
-    }
-    return most;
-}
-
-static uint32_t owner_locked(struct kvist_extents *extents, uint32_t asking, uint64_t file_bytes)
-{
-    count_locked(extents);
-    if (asking < extents->tenant_count) {
-        extents->tenants[asking].bytes += file_bytes;
-        if (is_over(&extents->tenants[asking])) {
-            return asking;
-        }
-    }
-    return most_locked(extents, false);
-}
-
-void kvist_extents_set_tenant(struct kvist_extents *extents,
-                              uint32_t tenant,
-                              uint64_t bytes_max,
-                              uint32_t weight)
-{
-    lock(extents);
-    extents->tenants[tenant].bytes_max = bytes_max;
-    extents->tenants[tenant].weight = weight;
-    unlock(extents);
-}
-
-uint64_t
-kvist_extents_tenant_bytes(struct kvist_extents *extents, uint32_t tenant, uint64_t *bytes_max_out)
-{
-    lock(extents);
-    count_locked(extents);
-    uint64_t bytes = extents->tenants[tenant].bytes;
-    *bytes_max_out = extents->tenants[tenant].bytes_max;
-    unlock(extents);
-    return bytes;
-}
-
-uint32_t kvist_extents_over(struct kvist_extents *extents)
-{
-    lock(extents);
-    count_locked(extents);
-    uint32_t tenant = most_locked(extents, true);
-    unlock(extents);
-    return tenant;
-}
-
-enum kvist_status kvist_extents_victim(struct kvist_extents *extents,
-                                       uint32_t tenant,
-                                       uint64_t file_bytes,
-                                       bool empty_only,
-                                       uint32_t *number_out)
-{
-    const struct kvist_extent *victim = NULL;
-    lock(extents);
-    for (uint32_t index = 0; index < extents->extent_count && victim == NULL; index++) {
-        const struct kvist_extent *extent = extents->extents[index];
-        if (may_go(extent) && extent->state == EXTENT_SEALED && extent->blocks == 0) {
-            victim = extent;
-        }
-    }
-    if (victim == NULL && !empty_only) {
-        uint32_t owner = owner_locked(extents, tenant, file_bytes);
-        for (uint32_t index = 0; index < extents->extent_count; index++) {
-            const struct kvist_extent *extent = extents->extents[index];
-            if (extent->tenant == owner && may_go(extent) && victim_before(extent, victim)) {
-                victim = extent;
-            }
-        }
-    }
-    enum kvist_status status = victim != NULL ? KVIST_OK : KVIST_NOT_FOUND;
-    *number_out = victim != NULL ? victim->number : *number_out;
-    unlock(extents);
-    return status;
-}
-
 enum kvist_status kvist_extents_drain(struct kvist_extents *extents, uint32_t number)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *extent = find_locked(extents, number);
     enum kvist_status status = KVIST_NOT_FOUND;
     if (extent != NULL) {
-        status = may_go(extent) ? KVIST_OK : KVIST_BUSY;
+        status = kvist_extent_may_go(extent) ? KVIST_OK : KVIST_BUSY;
     }
     if (status == KVIST_OK) {
         if (extents->tenants[extent->tenant].open == extent) {
             extents->tenants[extent->tenant].open = NULL;
         }
-        extent->state = EXTENT_DRAINING;
+        extent->state = KVIST_EXTENT_DRAINING;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return status;
 }
 
 void kvist_extents_undrain(struct kvist_extents *extents, uint32_t number)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *extent = find_locked(extents, number);
-    if (extent != NULL && extent->state == EXTENT_DRAINING) {
-        extent->state = EXTENT_SEALED;
+    if (extent != NULL && extent->state == KVIST_EXTENT_DRAINING) {
+        extent->state = KVIST_EXTENT_SEALED;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
 }
 
 void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     uint32_t position = position_locked(extents, number);
     struct kvist_extent *extent = find_locked(extents, number);
     if (extent == NULL) {
-        unlock(extents);
+        kvist_extents_unlock(extents);
         return;
     }
     KVIST_CHECK(extent->writers == 0);
@@ -617,7 +436,7 @@ void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
     extent->retired = true;
     extent->loans++;
     extents->retired_bytes += extent->disk_bytes;
-    unlock(extents);
+    kvist_extents_unlock(extents);
     kvist_extent_file_remove(extents->directory_fd, number);
     kvist_extents_release(extents, &extent);
 }
@@ -627,13 +446,13 @@ void kvist_extents_account(struct kvist_extents *extents,
                            int64_t blocks,
                            int64_t block_bytes)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *extent = find_locked(extents, number);
     if (extent != NULL) {
         extent->blocks += blocks;
         extent->block_bytes += block_bytes;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
 }
 
 void kvist_extents_trim(struct kvist_extents *extents, uint32_t number)
@@ -650,7 +469,7 @@ void kvist_extents_trim(struct kvist_extents *extents, uint32_t number)
 bool kvist_extents_holds(struct kvist_extents *extents, const struct kvist_tier_record *record)
 {
     uint64_t end_bytes = record->offset + kvist_record_bytes(record->block.block_bytes);
-    lock(extents);
+    kvist_extents_lock(extents);
     struct kvist_extent *extent = find_locked(extents, record->block.extent);
     bool holds = extent != NULL && record->offset >= PAGE && record->offset % PAGE == 0 &&
                  record->block.block_bytes <= KVIST_BLOCK_BYTES_MAX &&
@@ -658,7 +477,7 @@ bool kvist_extents_holds(struct kvist_extents *extents, const struct kvist_tier_
     if (holds && extent->found && end_bytes > extent->append_bytes) {
         extent->append_bytes = end_bytes;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return holds;
 }
 
@@ -668,21 +487,21 @@ size_t kvist_extents_list(struct kvist_extents *extents,
                           size_t capacity)
 {
     size_t count = 0;
-    lock(extents);
+    kvist_extents_lock(extents);
     while (count < capacity && count < extents->extent_count &&
            extents->extents[count]->number <= number_max) {
         numbers_out[count] = extents->extents[count]->number;
         count++;
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return count;
 }
 
 uint32_t kvist_extents_number_last(struct kvist_extents *extents)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     uint32_t number = extents->number_last;
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return number;
 }
 
@@ -691,7 +510,7 @@ enum kvist_status kvist_extents_sync(struct kvist_extents *extents, struct kvist
     enum kvist_status status = KVIST_OK;
     uint32_t number = 0;
     for (;;) {
-        lock(extents);
+        kvist_extents_lock(extents);
         uint32_t position = position_locked(extents, number + 1);
         struct kvist_extent *extent =
             position < extents->extent_count ? extents->extents[position] : NULL;
@@ -699,7 +518,7 @@ enum kvist_status kvist_extents_sync(struct kvist_extents *extents, struct kvist
             number = extent->number;
             extent->loans++;
         }
-        unlock(extents);
+        kvist_extents_unlock(extents);
         if (extent == NULL) {
             break;
         }
@@ -721,7 +540,7 @@ void kvist_extents_totals(struct kvist_extents *extents, struct kvist_extents_to
     struct kvist_extents_totals totals = {0};
     int64_t blocks = 0;
     int64_t block_bytes = 0;
-    lock(extents);
+    kvist_extents_lock(extents);
     totals.extents = extents->extent_count;
     totals.disk_bytes = extents->retired_bytes;
     totals.retired_bytes = extents->retired_bytes;
@@ -730,11 +549,11 @@ void kvist_extents_totals(struct kvist_extents *extents, struct kvist_extents_to
         blocks += extent->blocks;
         block_bytes += extent->block_bytes;
         totals.disk_bytes += extent->disk_bytes;
-        if (extent->state == EXTENT_OPEN) {
+        if (extent->state == KVIST_EXTENT_OPEN) {
             totals.unfilled_bytes += extent->file_bytes - extent->append_bytes;
         }
     }
-    unlock(extents);
+    kvist_extents_unlock(extents);
     totals.blocks = blocks > 0 ? (uint64_t)blocks : 0;
     totals.block_bytes = block_bytes > 0 ? (uint64_t)block_bytes : 0;
     *totals_out = totals;
@@ -752,17 +571,17 @@ uint32_t kvist_extent_tenant(const struct kvist_extent *extent)
 
 uint64_t kvist_extent_filled_bytes(struct kvist_extents *extents, const struct kvist_extent *extent)
 {
-    lock(extents);
+    kvist_extents_lock(extents);
     uint64_t bytes = extent->append_bytes - PAGE;
-    unlock(extents);
+    kvist_extents_unlock(extents);
     return bytes;
 }
 
 bool kvist_extent_draining(struct kvist_extents *extents, const struct kvist_extent *extent)
 {
-    lock(extents);
-    bool draining = extent->state == EXTENT_DRAINING;
-    unlock(extents);
+    kvist_extents_lock(extents);
+    bool draining = extent->state == KVIST_EXTENT_DRAINING;
+    kvist_extents_unlock(extents);
     return draining;
 }
 

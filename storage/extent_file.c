@@ -14,11 +14,11 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define PAGE             KVIST_RECORD_PAGE_BYTES
-#define EXTENT_MAGIC     0x315458455453564bULL
-#define EXTENT_VERSION   1U
-#define NAME_BYTES       16
-#define NAME_DIGITS      8
+#define PAGE           KVIST_RECORD_PAGE_BYTES
+#define EXTENT_MAGIC   0x315458455453564bULL
+#define EXTENT_VERSION 1U
+#define NAME_BYTES     16
+#define NAME_DIGITS    8
 
 struct extent_header {
     uint64_t magic;

@@ -8,6 +8,7 @@ if(KVIST_WITH_ROCKSDB_ENABLED)
         ${CMAKE_CURRENT_LIST_DIR}/disk.c
         ${CMAKE_CURRENT_LIST_DIR}/extent.c
         ${CMAKE_CURRENT_LIST_DIR}/extent_file.c
+        ${CMAKE_CURRENT_LIST_DIR}/extent_share.c
         ${CMAKE_CURRENT_LIST_DIR}/record.c
         ${CMAKE_CURRENT_LIST_DIR}/tier.c
         ${CMAKE_CURRENT_LIST_DIR}/tier_codec.c
