@@ -41,7 +41,9 @@ static struct kvist_extent *extent_new(int fd, bool direct, uint32_t number, uin
 /* Closes the file. */
 static void extent_free(struct kvist_extent *extent)
 {
-    (void)close(extent->fd);
+    if (extent->fd >= 0) {
+        (void)close(extent->fd);
+    }
     free(extent->hits);
     free(extent);
 }
@@ -223,6 +225,10 @@ void kvist_extents_close(struct kvist_extents **extents_inout)
         KVIST_CHECK(extents->extents[index]->loans == 0);
         extent_free(extents->extents[index]);
     }
+    if (extents->spare != NULL) {
+        KVIST_CHECK(extents->spare->loans == 0);
+        kvist_extents_drop_spare(extents);
+    }
     if (extents->directory_fd >= 0) {
         (void)close(extents->directory_fd);
     }
@@ -238,6 +244,20 @@ uint64_t kvist_extent_file_bytes(uint64_t extent_bytes, uint64_t record_bytes)
     return extent_bytes > needed ? extent_bytes : needed;
 }
 
+static bool fits_locked(const struct kvist_extents *extents, uint32_t tenant, uint64_t record_bytes)
+{
+    const struct kvist_extent *extent = extents->tenants[tenant].open;
+    return extent != NULL && record_bytes <= extent->file_bytes - extent->append_bytes;
+}
+
+bool kvist_extents_fits(struct kvist_extents *extents, uint32_t tenant, uint64_t record_bytes)
+{
+    kvist_extents_lock(extents);
+    bool fits = fits_locked(extents, tenant, record_bytes);
+    kvist_extents_unlock(extents);
+    return fits;
+}
+
 enum kvist_status kvist_extents_reserve(struct kvist_extents *extents,
                                         uint32_t tenant,
                                         uint64_t record_bytes,
@@ -246,8 +266,8 @@ enum kvist_status kvist_extents_reserve(struct kvist_extents *extents,
 {
     enum kvist_status status = KVIST_NO_SPACE;
     kvist_extents_lock(extents);
-    struct kvist_extent *extent = extents->tenants[tenant].open;
-    if (extent != NULL && record_bytes <= extent->file_bytes - extent->append_bytes) {
+    if (fits_locked(extents, tenant, record_bytes)) {
+        struct kvist_extent *extent = extents->tenants[tenant].open;
         *offset_out = extent->append_bytes;
         *extent_out = extent;
         extent->append_bytes += record_bytes;
@@ -324,7 +344,7 @@ static void extent_trim(struct kvist_extents *extents, struct kvist_extent *exte
 {
     kvist_extents_lock(extents);
     uint64_t end_bytes = extent->append_bytes;
-    bool shorter = end_bytes < extent->file_bytes;
+    bool shorter = extent->state != KVIST_EXTENT_OPEN && end_bytes < extent->file_bytes;
     kvist_extents_unlock(extents);
     if (shorter && ftruncate(extent->fd, (off_t)end_bytes) == 0) {
         uint64_t disk_bytes = kvist_extent_file_disk_bytes(extent->fd, end_bytes);
@@ -335,9 +355,47 @@ static void extent_trim(struct kvist_extents *extents, struct kvist_extent *exte
     }
 }
 
+/* The spare's file under a new number. False: there is none for this tenant, any more. */
+static bool use_spare(struct kvist_extents *extents,
+                      uint32_t tenant,
+                      uint32_t number,
+                      const char *tenant_name,
+                      uint64_t *file_bytes_inout,
+                      int *fd_out)
+{
+    struct kvist_extent *spare = NULL;
+    kvist_extents_lock(extents);
+    if (extents->spare != NULL && extents->spare->loans == 0 && extents->spare->tenant == tenant) {
+        spare = extents->spare;
+        extents->spare = NULL;
+        extents->retired_bytes += spare->disk_bytes;
+    }
+    kvist_extents_unlock(extents);
+    if (spare == NULL) {
+        return false;
+    }
+    uint64_t file_bytes =
+        spare->file_bytes > *file_bytes_inout ? spare->file_bytes : *file_bytes_inout;
+    bool used =
+        kvist_extent_file_reuse(
+            extents->directory_fd, spare->fd, spare->number, number, tenant_name, file_bytes) == 0;
+    if (used) {
+        *file_bytes_inout = file_bytes;
+        *fd_out = spare->fd;
+        spare->fd = -1;
+    }
+    uint64_t disk_bytes = spare->disk_bytes;
+    extent_free(spare);
+    kvist_extents_lock(extents);
+    extents->retired_bytes -= disk_bytes;
+    kvist_extents_unlock(extents);
+    return used;
+}
+
 enum kvist_status kvist_extents_make(struct kvist_extents *extents,
                                      uint32_t tenant,
                                      uint64_t file_bytes,
+                                     uint32_t *sealed_out,
                                      struct kvist_error *err)
 {
     char tenant_name[KVIST_TENANT_BYTES_MAX + 1];
@@ -352,8 +410,11 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
         return kvist_error_set(err, KVIST_NO_SPACE, 0, "tier", "too many extents");
     }
     int fd = -1;
-    int failure = kvist_extent_file_make(
-        extents->directory_fd, extents->direct, number, tenant_name, file_bytes, &fd);
+    int failure = 0;
+    if (!use_spare(extents, tenant, number, tenant_name, &file_bytes, &fd)) {
+        failure = kvist_extent_file_make(
+            extents->directory_fd, extents->direct, number, tenant_name, file_bytes, &fd);
+    }
     if (failure != 0) {
         return kvist_error_set_errno(err,
                                      failure,
@@ -377,13 +438,9 @@ enum kvist_status kvist_extents_make(struct kvist_extents *extents,
     insert_locked(extents, extent);
     if (before != NULL) {
         before->state = KVIST_EXTENT_SEALED;
-        before->loans++;
     }
+    *sealed_out = before != NULL ? before->number : 0;
     kvist_extents_unlock(extents);
-    if (before != NULL) {
-        extent_trim(extents, before);
-        kvist_extents_release(extents, &before);
-    }
     return KVIST_OK;
 }
 
@@ -415,7 +472,43 @@ void kvist_extents_undrain(struct kvist_extents *extents, uint32_t number)
     kvist_extents_unlock(extents);
 }
 
-void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
+/* The last loan closes the file. */
+static void remove_file(struct kvist_extents *extents, struct kvist_extent *extent)
+{
+    kvist_extent_file_remove(extents->directory_fd, extent->number);
+    kvist_extents_release(extents, &extent);
+}
+
+static void retire_locked(struct kvist_extents *extents, struct kvist_extent *extent)
+{
+    extent->retired = true;
+    extent->loans++;
+    extents->retired_bytes += extent->disk_bytes;
+}
+
+void kvist_extents_drop_spare(struct kvist_extents *extents)
+{
+    kvist_extents_lock(extents);
+    struct kvist_extent *spare = extents->spare;
+    extents->spare = NULL;
+    if (spare != NULL) {
+        retire_locked(extents, spare);
+    }
+    kvist_extents_unlock(extents);
+    if (spare != NULL) {
+        remove_file(extents, spare);
+    }
+}
+
+bool kvist_extents_has_spare(struct kvist_extents *extents)
+{
+    kvist_extents_lock(extents);
+    bool has = extents->spare != NULL;
+    kvist_extents_unlock(extents);
+    return has;
+}
+
+void kvist_extents_retire(struct kvist_extents *extents, uint32_t number, bool keep)
 {
     kvist_extents_lock(extents);
     uint32_t position = position_locked(extents, number);
@@ -433,12 +526,16 @@ void kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
             &extents->extents[position + 1],
             (extents->extent_count - position) *
                 sizeof(extents->extents[0])); /* NOLINT(bugprone-sizeof-expression): pointers */
-    extent->retired = true;
-    extent->loans++;
-    extents->retired_bytes += extent->disk_bytes;
+    bool kept = keep && extents->spare == NULL;
+    if (kept) {
+        extents->spare = extent;
+    } else {
+        retire_locked(extents, extent);
+    }
     kvist_extents_unlock(extents);
-    kvist_extent_file_remove(extents->directory_fd, number);
-    kvist_extents_release(extents, &extent);
+    if (!kept) {
+        remove_file(extents, extent);
+    }
 }
 
 void kvist_extents_account(struct kvist_extents *extents,
@@ -459,9 +556,7 @@ void kvist_extents_trim(struct kvist_extents *extents, uint32_t number)
 {
     struct kvist_extent *extent = NULL;
     if (kvist_extents_acquire(extents, number, &extent) == KVIST_OK) {
-        if (extent->found) {
-            extent_trim(extents, extent);
-        }
+        extent_trim(extents, extent);
         kvist_extents_release(extents, &extent);
     }
 }
@@ -552,6 +647,12 @@ void kvist_extents_totals(struct kvist_extents *extents, struct kvist_extents_to
         if (extent->state == KVIST_EXTENT_OPEN) {
             totals.unfilled_bytes += extent->file_bytes - extent->append_bytes;
         }
+    }
+    const struct kvist_extent *spare = extents->spare;
+    if (spare != NULL) {
+        totals.disk_bytes += spare->disk_bytes;
+        totals.spare_tenant = spare->tenant;
+        *(spare->loans == 0 ? &totals.spare_bytes : &totals.retired_bytes) += spare->disk_bytes;
     }
     kvist_extents_unlock(extents);
     totals.blocks = blocks > 0 ? (uint64_t)blocks : 0;

@@ -10,7 +10,11 @@
  * Threads     any, except as marked; one lock inside, not held across system calls on data
  * Limits      KVIST_EXTENTS_MAX files, one descriptor each
  * States      OPEN [make] -> SEALED [make of the next, drain] -> DRAINING [drain] -> gone [retire];
- *             DRAINING -> SEALED [undrain]
+ *             DRAINING -> SEALED [undrain]; DRAINING -> spare [retire] -> OPEN of another number
+ *             [make] or gone [drop_spare, close]
+ * Spare       the file of one extent that went is kept for the next of its tenant: on every file
+ *             system to overwrite is faster than to write what was only allocated. Never for
+ *             another tenant: a read that does not check out leaves old bytes in its target.
  * Errors      NO_SPACE: no room in the tenant's extent (reserve), or the disk is full (make);
  *             CORRUPT: a record is not what was asked for; SYSTEM, DENIED: see err
  * Source      open(2) O_DIRECT, fallocate(2), statx(2) STATX_DIOALIGN
@@ -35,6 +39,8 @@ struct kvist_extents_totals {
     uint64_t block_bytes;    /* theirs */
     uint64_t disk_bytes;     /* until the last descriptor is closed */
     uint64_t retired_bytes;  /* of these, what comes back when loans end */
+    uint64_t spare_bytes;    /* of these, the spare's when nothing of it is lent */
+    uint32_t spare_tenant;   /* whose it is, when there is one */
     uint64_t unfilled_bytes; /* promised to open extents and not yet reserved */
     uint64_t extents;
 };
@@ -76,6 +82,9 @@ uint32_t kvist_extents_over(struct kvist_extents *extents);
 /** Bytes of a new extent that is to hold a record: extent_bytes, or more for a large record. */
 uint64_t kvist_extent_file_bytes(uint64_t extent_bytes, uint64_t record_bytes);
 
+/** Whether the tenant's open extent has room for a record. */
+bool kvist_extents_fits(struct kvist_extents *extents, uint32_t tenant, uint64_t record_bytes);
+
 /** Take room at the end of the tenant's open extent, and lend it. NO_SPACE: make one first. */
 KVIST_MUST_USE enum kvist_status kvist_extents_reserve(struct kvist_extents *extents,
                                                        uint32_t tenant,
@@ -100,10 +109,16 @@ void kvist_extents_release(struct kvist_extents *extents, struct kvist_extent **
 /** End a loan of reserve: the record is written and indexed, or never will be. */
 void kvist_extents_release_reserved(struct kvist_extents *extents, struct kvist_extent **extent);
 
-/** Make a new open extent for a tenant, seal and trim the one before. Worker; one at a time. */
+/**
+ * Make a new open extent for a tenant, in the spare file when it is the tenant's; seal the one
+ * before. Worker; one at a time.
+ *
+ * @param sealed_out  the one before, to be trimmed; 0: none
+ */
 KVIST_MUST_USE enum kvist_status kvist_extents_make(struct kvist_extents *extents,
                                                     uint32_t tenant,
                                                     uint64_t file_bytes,
+                                                    uint32_t *sealed_out,
                                                     struct kvist_error *err);
 
 /**
@@ -128,8 +143,19 @@ KVIST_MUST_USE enum kvist_status kvist_extents_drain(struct kvist_extents *exten
 /** An extent that could not be emptied stays, sealed. */
 void kvist_extents_undrain(struct kvist_extents *extents, uint32_t number);
 
-/** Remove the file; its bytes come back when the last loan ends. */
-void kvist_extents_retire(struct kvist_extents *extents, uint32_t number);
+/**
+ * Give an extent up: its file is removed, and its bytes come back when the last loan ends; or it
+ * becomes the spare, once that has ended.
+ *
+ * @param keep  it may be the spare, if there is none: the index is durable without its records
+ */
+void kvist_extents_retire(struct kvist_extents *extents, uint32_t number, bool keep);
+
+/** Remove the spare's file. Worker. */
+void kvist_extents_drop_spare(struct kvist_extents *extents);
+
+/** Whether there is a spare, lent or not. */
+bool kvist_extents_has_spare(struct kvist_extents *extents);
 
 /** Add to the counts of an extent; a number that is gone is ignored. */
 void kvist_extents_account(struct kvist_extents *extents,
@@ -137,7 +163,7 @@ void kvist_extents_account(struct kvist_extents *extents,
                            int64_t blocks,
                            int64_t block_bytes);
 
-/** Cut what no record uses from the end of an extent that was found at start. Worker. */
+/** Cut what no record uses from the end of an extent that is sealed. Waits for its writes. Worker. */
 void kvist_extents_trim(struct kvist_extents *extents, uint32_t number);
 
 /**

@@ -77,8 +77,10 @@ void kvist_extent_file_remove(int directory_fd, uint32_t number)
 static int allocate(int directory_fd, int fd, uint64_t file_bytes)
 {
     struct statvfs room;
+    uint64_t has_bytes = kvist_extent_file_disk_bytes(fd, 0);
+    uint64_t more_bytes = file_bytes > has_bytes ? file_bytes - has_bytes : 0;
     if (fstatvfs(directory_fd, &room) == 0 &&
-        (uint64_t)room.f_bavail * room.f_frsize < file_bytes + KVIST_EXTENT_SPARE_BYTES) {
+        (uint64_t)room.f_bavail * room.f_frsize < more_bytes + KVIST_EXTENT_SPARE_BYTES) {
         return ENOSPC;
     }
     if (fallocate(fd, 0, 0, (off_t)file_bytes) == 0) {
@@ -140,6 +142,33 @@ int kvist_extent_file_make(int directory_fd,
     }
     *fd_out = fd;
     return 0;
+}
+
+int kvist_extent_file_reuse(int directory_fd,
+                            int fd,
+                            uint32_t number_before,
+                            uint32_t number,
+                            const char *tenant,
+                            uint64_t file_bytes)
+{
+    char before[NAME_BYTES];
+    char name[NAME_BYTES];
+    name_format(number_before, before);
+    name_format(number, name);
+    int failure = allocate(directory_fd, fd, file_bytes);
+    if (failure == 0) {
+        failure = header_write(fd, number, tenant, file_bytes);
+    }
+    if (failure == 0 && kvist_fault_point("tier.extent.reuse")) {
+        failure = EIO;
+    }
+    if (failure == 0 && renameat(directory_fd, before, directory_fd, name) != 0) {
+        failure = errno;
+    }
+    if (failure != 0) {
+        kvist_extent_file_remove(directory_fd, number_before);
+    }
+    return failure;
 }
 
 /* 0, EBADMSG or errno. */

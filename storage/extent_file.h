@@ -31,6 +31,21 @@ int kvist_extent_file_make(int directory_fd,
                            int *fd_out);
 
 /**
+ * Make an extent of an open file of another number whose records nothing names any more. Header
+ * first, name then: a crash between leaves a file whose name is not its header's, and any other an
+ * extent without records.
+ *
+ * @param fd  borrowed
+ * @return 0 or errno; on failure both names are gone
+ */
+int kvist_extent_file_reuse(int directory_fd,
+                            int fd,
+                            uint32_t number_before,
+                            uint32_t number,
+                            const char *tenant,
+                            uint64_t file_bytes);
+
+/**
  * Open a file and check its header.
  *
  * @return 0; EBADMSG: not a whole extent; another errno

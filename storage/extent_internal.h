@@ -50,7 +50,8 @@ struct kvist_extents {
     bool direct;
     pthread_mutex_t lock; /* all below, and the plain members of every extent */
     uint32_t number_last;
-    uint64_t retired_bytes; /* of removed files that are still open */
+    uint64_t retired_bytes;     /* of removed files that are still open */
+    struct kvist_extent *spare; /* out of the list; its file takes its tenant's next extent */
     struct kvist_extent_tenant *tenants;
     uint32_t tenant_count;
     uint32_t extent_count;

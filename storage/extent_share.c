@@ -22,6 +22,9 @@ static void count_locked(struct kvist_extents *extents)
         const struct kvist_extent *extent = extents->extents[index];
         extents->tenants[extent->tenant].bytes += extent->disk_bytes;
     }
+    if (extents->spare != NULL) {
+        extents->tenants[extents->spare->tenant].bytes += extents->spare->disk_bytes;
+    }
 }
 
 static bool is_over(const struct kvist_extent_tenant *tenant)

@@ -11,7 +11,8 @@
  * Ownership   source and target memory is lent from submit until the completion is called
  * Threads     all functions and callbacks: loop; the I/O threads are internal
  * Limits      bytes_max holds for `du PATH` at every moment: extents until their last fd is closed,
- *             room for one more and for what is carried over, RocksDB with its compaction peak.
+ *             one file that was an extent and will be one again, room for one more and for what is
+ *             carried over, RocksDB with its compaction peak.
  *             A block takes at most an eighth of bytes_max. One fd an extent, at most 2,048.
  *             A disk with less than 32 MiB left gets no new extent, with less than 16 no block;
  *             the last of it is for clears, and for giving extents back.

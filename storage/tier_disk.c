@@ -14,11 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOCK_NAME    "lock"
-#define LOCK_TEXT    "kvist tier 1\n"
-#define INDEX_NAME   "index"
-#define EXTENTS_NAME "extents"
-#define MANIFEST     "MANIFEST-"
+#define LOCK_NAME     "lock"
+#define LOCK_TEXT     "kvist tier 1\n"
+#define INDEX_NAME    "index"
+#define EXTENTS_NAME  "extents"
+#define MANIFEST      "MANIFEST-"
+#define LARGEST_SHARE 8U /* a record larger than an eighth of the tier is refused */
 
 static bool is_dots(const char *name)
 {
@@ -389,4 +390,24 @@ enum kvist_status kvist_tier_disk_sample(const struct kvist_tier *tier,
     *index_bytes_out = index_bytes;
     *other_bytes_out = index_bytes + top_bytes;
     return KVIST_OK;
+}
+
+static uint64_t index_reserve(const struct kvist_tier *tier, uint64_t unfilled_bytes)
+{
+    uint64_t records_more = unfilled_bytes / KVIST_EXTENT_HIT_BYTES + tier->records_since;
+    uint64_t tables_bytes = tier->index_bytes;
+    uint64_t beside_bytes = tier->other_bytes - tier->index_bytes;
+    return beside_bytes +
+           kvist_tier_index_reserve(tier->memtable_bytes, tables_bytes, records_more);
+}
+
+int64_t kvist_tier_room(const struct kvist_tier *tier, const struct kvist_extents_totals *totals)
+{
+    uint64_t used = totals->disk_bytes + index_reserve(tier, totals->unfilled_bytes);
+    return (int64_t)tier->bytes_max - (int64_t)used;
+}
+
+uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier)
+{
+    return tier->bytes_max / LARGEST_SHARE;
 }

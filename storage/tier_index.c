@@ -777,15 +777,14 @@ enum kvist_status kvist_tier_index_sync(struct kvist_tier_index *index, struct k
 {
     char *text = NULL;
     enum kvist_status status = enter(index, err);
-    if (status == KVIST_OK && atomic_load(&index->failed)) {
+    bool failed = kvist_fault_point("tier.index.sync") || atomic_load(&index->failed);
+    if (status == KVIST_OK && failed) {
         leave(index);
         return refuse_failed(err); /* with assertions, its log takes no second failure */
     }
     if (status == KVIST_OK) {
         rocksdb_flush_wal(index->db, 1, &text);
-        if (text != NULL) {
-            status = take_error(index, text, true, err);
-        }
+        status = text == NULL ? KVIST_OK : take_error(index, text, true, err);
         leave(index);
     }
     return status;

@@ -25,9 +25,9 @@ struct kvist_tier_known_pool {
     _Atomic uint64_t generation; /* any thread reads */
     uint32_t tenant;
     uint32_t puts_in_flight;
-    bool loaded;  /* from disk, to be reported */
-    bool unsaved; /* the last put failed */
-    bool purge;   /* has blocks of earlier generations, maybe */
+    bool loaded;            /* from disk, to be reported */
+    bool unsaved;           /* the last put failed */
+    bool purge;             /* has blocks of earlier generations, maybe */
     _Atomic bool forgotten; /* goes when it is purged, unless it is put again */
 };
 
@@ -63,11 +63,13 @@ struct kvist_tier_request {
 enum kvist_tier_step {
     KVIST_TIER_STEP_LOAD,
     KVIST_TIER_STEP_MAKE,
+    KVIST_TIER_STEP_TRIM,
     KVIST_TIER_STEP_RECLAIM,
     KVIST_TIER_STEP_PURGE,
     KVIST_TIER_STEP_SAMPLE,
     KVIST_TIER_STEP_COMPACT,
     KVIST_TIER_STEP_PROBE,
+    KVIST_TIER_STEP_DROP,
 };
 
 /* Housekeeping, one step of bounded work at a time. */
@@ -80,7 +82,8 @@ struct kvist_tier_keeper {
     uint32_t extent;                    /* RECLAIM: the victim; 0: none is being emptied */
     uint32_t tenant;                    /* MAKE */
     uint64_t file_bytes;                /* MAKE */
-    bool made;                          /* RECLAIM: an extent, for what was carried over */
+    uint32_t sealed;                    /* TRIM; 0: none */
+    bool keep;                          /* RECLAIM: the victim's file may be the spare */
     uint64_t room_bytes;                /* RECLAIM: what carrying may make extents from */
     uint64_t carry_bytes;               /* RECLAIM: what may still be carried */
     struct kvist_tier_known_pool *pool; /* PURGE */
@@ -96,7 +99,7 @@ struct kvist_tier_keeper {
     uint64_t index_bytes; /* SAMPLE */
     uint32_t corrupt;
     uint8_t corrupt_pool[KVIST_KEY_BYTES]; /* that of the last one */
-    size_t count; /* of blocks: loaded or dropped */
+    size_t count;                          /* of blocks: loaded or dropped */
     size_t moved_count;
     uint64_t moved_bytes;
     struct kvist_tier_block blocks[KVIST_TIER_BATCH];
@@ -170,6 +173,13 @@ KVIST_MUST_USE enum kvist_status kvist_tier_disk_sample(const struct kvist_tier 
                                                         uint64_t *index_bytes_out,
                                                         struct kvist_error *err);
 
+/** Bytes that may be promised now: below zero for a moment, when the cap was lowered or the index
+ *  has grown. */
+int64_t kvist_tier_room(const struct kvist_tier *tier, const struct kvist_extents_totals *totals);
+
+/** Largest record that this tier takes. */
+uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier);
+
 /* tier_keeper.c: housekeeping. */
 KVIST_MUST_USE enum kvist_status kvist_tier_keeper_create(struct kvist_tier *tier,
                                                           struct kvist_tier_keeper **keeper_out);
@@ -180,12 +190,6 @@ void kvist_tier_load_start(struct kvist_tier *tier);
 
 /** Do what is due: make room for waiting writes, reclaim ahead, purge, sample. */
 void kvist_tier_keep(struct kvist_tier *tier);
-
-/** Bytes that may be promised now. */
-uint64_t kvist_tier_room(struct kvist_tier *tier);
-
-/** Largest record that this tier takes. */
-uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier);
 
 /* tier_pool.c: pools. */
 KVIST_MUST_USE enum kvist_status kvist_tier_pools_open(struct kvist_tier *tier,

@@ -5,8 +5,10 @@
  * from time to time whether the disk is well again.
  *
  * An extent is emptied in steps: carry over or drop a batch, tell the loop, and so on to its end;
- * then its file goes. Index first, file then: a crash between leaves a file without entries, which
- * the next start removes.
+ * then its file goes, or takes the next extent. Index first, file then: a crash between leaves a file
+ * without entries, which the next start removes. Before a file is written over, the index is durable
+ * without what was in it: else a power failure could bring entries back that lead to other bytes.
+ * None would be believed, but all would count as corrupt.
  */
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -19,9 +21,8 @@
 #define SAMPLE_US         1000000U
 #define PROBE_US_MIN      1000000U  /* from a failure to a look at the disk */
 #define PROBE_US_MAX      30000000U /* doubled up to this */
-#define CARRY_SHARE       10U  /* at most a tenth of an extent is carried over */
-#define LARGEST_SHARE     8U   /* a record larger than an eighth of the tier is refused */
-#define EXTENTS_SPARE     64U  /* below KVIST_EXTENTS_MAX the oldest go */
+#define CARRY_SHARE       10U       /* at most a tenth of an extent is carried over */
+#define EXTENTS_SPARE     64U       /* below KVIST_EXTENTS_MAX the oldest go */
 #define INDEX_ENTRY_BYTES 512U /* of a live block: beyond, the index is mostly what was removed */
 
 static void step_run(struct kvist_job *job);
@@ -32,8 +33,7 @@ enum kvist_status kvist_tier_keeper_create(struct kvist_tier *tier,
 {
     struct kvist_tier_keeper *keeper = calloc(1, sizeof(*keeper));
     size_t pages_bytes = (size_t)KVIST_RECORD_PAGES * KVIST_RECORD_PAGE_BYTES;
-    if (keeper == NULL ||
-        (keeper->pages = kvist_record_memory(pages_bytes)) == NULL) {
+    if (keeper == NULL || (keeper->pages = kvist_record_memory(pages_bytes)) == NULL) {
         free(keeper);
         return KVIST_NO_MEMORY;
     }
@@ -238,9 +238,10 @@ static enum kvist_status carry_reserve(struct kvist_tier_keeper *keeper,
     if (status == KVIST_OK || file_bytes > keeper->room_bytes) {
         return status;
     }
-    status = kvist_extents_make(extents, tenant, file_bytes, &keeper->err);
+    uint32_t sealed = 0;
+    status = kvist_extents_make(extents, tenant, file_bytes, &sealed, &keeper->err);
     if (status == KVIST_OK) {
-        keeper->made = true;
+        kvist_extents_trim(extents, sealed);
         keeper->room_bytes -= file_bytes;
         status = kvist_extents_reserve(extents, tenant, record_bytes, extent_out, offset_out);
     }
@@ -352,7 +353,9 @@ static void reclaim_run(struct kvist_tier_keeper *keeper)
     if (keeper->status != KVIST_OK) {
         kvist_extents_undrain(tier->extents, keeper->extent);
     } else if (keeper->walk.end) {
-        kvist_extents_retire(tier->extents, keeper->extent);
+        bool keep = keeper->keep && !kvist_extents_has_spare(tier->extents) &&
+                    kvist_tier_index_sync(tier->index, NULL) == KVIST_OK;
+        kvist_extents_retire(tier->extents, keeper->extent, keep);
         keeper->end = true;
     }
 }
@@ -383,21 +386,22 @@ static void reclaim_done(struct kvist_tier_keeper *keeper)
     if (keeper->status != KVIST_OK) {
         kvist_tier_text_set(tier->write_text, &keeper->err);
         kvist_tier_waiting_fail(tier, keeper->status);
-    } else if (keeper->made && keeper->extent == 0 && !tier->closing) {
-        kvist_tier_waiting_resubmit(tier); /* to the rest of what took the carried */
     }
 }
 
-static bool reclaim_start(struct kvist_tier *tier, uint32_t number)
+static bool reclaim_start(struct kvist_tier *tier, uint32_t number, bool keep)
 {
     struct kvist_tier_keeper *keeper = tier->keeper;
+    struct kvist_extents_totals totals;
     if (kvist_extents_drain(tier->extents, number) != KVIST_OK) {
         return false;
     }
     keeper->step = KVIST_TIER_STEP_RECLAIM;
     keeper->extent = number;
-    keeper->made = false;
-    keeper->room_bytes = kvist_tier_room(tier);
+    keeper->keep = keep;
+    kvist_extents_totals(tier->extents, &totals);
+    int64_t room = kvist_tier_room(tier, &totals);
+    keeper->room_bytes = room > 0 ? (uint64_t)room : 0;
     memset(&keeper->walk, 0, sizeof(keeper->walk));
     step_submit(keeper);
     return true;
@@ -478,8 +482,8 @@ static void probe_run(struct kvist_tier_keeper *keeper)
     uint64_t free_bytes = tier->extent_bytes + KVIST_EXTENT_SPARE_BYTES;
     keeper->status = kvist_disk_probe(tier->path, free_bytes, &keeper->err);
     if (keeper->status == KVIST_OK) {
-        keeper->status = kvist_tier_index_ready(
-            tier->index, KVIST_TIER_INDEX_FREE_BYTES, &keeper->err);
+        keeper->status =
+            kvist_tier_index_ready(tier->index, KVIST_TIER_INDEX_FREE_BYTES, &keeper->err);
     }
 }
 
@@ -520,8 +524,8 @@ static void make_run(struct kvist_tier_keeper *keeper)
 {
     const struct kvist_tier *tier = keeper->tier;
     uint64_t free_bytes = keeper->file_bytes + KVIST_EXTENT_SPARE_BYTES;
-    keeper->status =
-        kvist_extents_make(tier->extents, keeper->tenant, keeper->file_bytes, &keeper->err);
+    keeper->status = kvist_extents_make(
+        tier->extents, keeper->tenant, keeper->file_bytes, &keeper->sealed, &keeper->err);
     if (keeper->status == KVIST_NO_SPACE) {
         enum kvist_status said = kvist_disk_check(tier->path, free_bytes, &keeper->err);
         (void)said; /* with a better sentence, when it is the disk */
@@ -541,6 +545,9 @@ static void step_run(struct kvist_job *job)
     case KVIST_TIER_STEP_MAKE:
         make_run(keeper);
         break;
+    case KVIST_TIER_STEP_TRIM:
+        kvist_extents_trim(tier->extents, keeper->sealed);
+        break;
     case KVIST_TIER_STEP_RECLAIM:
         reclaim_run(keeper);
         break;
@@ -557,14 +564,20 @@ static void step_run(struct kvist_job *job)
     case KVIST_TIER_STEP_PROBE:
         probe_run(keeper);
         break;
+    case KVIST_TIER_STEP_DROP:
+        kvist_extents_drop_spare(tier->extents);
+        break;
     }
 }
 
+/* Writes that wait go first: to trim is to wait for those in the extent before. */
 static void make_done(struct kvist_tier_keeper *keeper)
 {
     struct kvist_tier *tier = keeper->tier;
     if (keeper->status == KVIST_OK) {
         kvist_tier_waiting_resubmit(tier);
+        keeper->step = KVIST_TIER_STEP_TRIM;
+        step_submit(keeper);
         return;
     }
     kvist_tier_text_set(tier->write_text, &keeper->err);
@@ -609,7 +622,9 @@ static void step_done(struct kvist_job *job)
     case KVIST_TIER_STEP_SAMPLE:
         sample_done(keeper);
         break;
+    case KVIST_TIER_STEP_TRIM:
     case KVIST_TIER_STEP_COMPACT:
+    case KVIST_TIER_STEP_DROP:
         break;
     case KVIST_TIER_STEP_PROBE:
         probe_done(keeper);
@@ -619,69 +634,62 @@ static void step_done(struct kvist_job *job)
 
 /* -- what is due ---------------------------------------------------------------------------- */
 
-static uint64_t index_reserve(const struct kvist_tier *tier, uint64_t unfilled_bytes)
-{
-    uint64_t records_more = unfilled_bytes / KVIST_EXTENT_HIT_BYTES + tier->records_since;
-    uint64_t tables_bytes = tier->index_bytes;
-    uint64_t beside_bytes = tier->other_bytes - tier->index_bytes;
-    return beside_bytes +
-           kvist_tier_index_reserve(tier->memtable_bytes, tables_bytes, records_more);
-}
-
-/* May be below zero for a moment, when the cap was lowered or the index has grown. */
-static int64_t room_of(const struct kvist_tier *tier, const struct kvist_extents_totals *totals)
-{
-    uint64_t used = totals->disk_bytes + index_reserve(tier, totals->unfilled_bytes);
-    return (int64_t)tier->bytes_max - (int64_t)used;
-}
-
-uint64_t kvist_tier_room(struct kvist_tier *tier)
-{
-    struct kvist_extents_totals totals;
-    kvist_extents_totals(tier->extents, &totals);
-    int64_t room = room_of(tier, &totals);
-    return room > 0 ? (uint64_t)room : 0;
-}
-
-uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier)
-{
-    return tier->bytes_max / LARGEST_SHARE;
-}
-
-/* Empty an extent. False: none can go. */
-static bool reclaim(struct kvist_tier *tier, uint32_t tenant, uint64_t bytes, bool empty_only)
+/* Empty an extent, for its file or for its room. False: none can go. */
+static bool reclaim(struct kvist_tier *tier, uint32_t tenant, uint64_t bytes, bool keep)
 {
     uint32_t number = 0;
-    return kvist_extents_victim(tier->extents, tenant, bytes, empty_only, &number) == KVIST_OK &&
-           reclaim_start(tier, number);
+    return kvist_extents_victim(tier->extents, tenant, bytes, false, &number) == KVIST_OK &&
+           reclaim_start(tier, number, keep);
+}
+
+/* Remove an extent without blocks. False: there is none. */
+static bool reclaim_empty(struct kvist_tier *tier)
+{
+    const uint32_t nobody = KVIST_EXTENT_TENANT_NONE;
+    uint32_t number = 0;
+    return kvist_extents_victim(tier->extents, nobody, 0, true, &number) == KVIST_OK &&
+           reclaim_start(tier, number, false);
+}
+
+static void spare_drop_start(struct kvist_tier *tier)
+{
+    tier->keeper->step = KVIST_TIER_STEP_DROP;
+    step_submit(tier->keeper);
 }
 
 /* Writes that wait leave room for an extent that takes what is carried over: else, while they come
  * faster than extents are emptied, nothing would be. False: there is, or nothing can go for it. */
-static bool carry_room_first(struct kvist_tier *tier, int64_t room, uint64_t file_bytes)
+static bool carry_room_first(struct kvist_tier *tier, int64_t room, uint64_t more_bytes)
 {
-    uint64_t wanted = file_bytes + tier->extent_bytes;
+    uint64_t wanted = more_bytes + tier->extent_bytes;
     return !tier->loading && room < (int64_t)wanted &&
-           reclaim(tier, tier->waiting->pool->tenant, file_bytes, false);
+           reclaim(tier, tier->waiting->pool->tenant, more_bytes, true);
 }
 
 /* Serve the first waiting write: an extent for its tenant, or room for one. */
-static void keep_waiting(struct kvist_tier *tier, int64_t room, uint64_t retired_bytes)
+static void
+keep_waiting(struct kvist_tier *tier, int64_t room, const struct kvist_extents_totals *totals)
 {
     const struct kvist_tier_request *request = tier->waiting;
     struct kvist_tier_keeper *keeper = tier->keeper;
-    uint64_t file_bytes = kvist_extent_file_bytes(
-        tier->extent_bytes, kvist_record_bytes(request->record.block.block_bytes));
+    uint64_t record_bytes = kvist_record_bytes(request->record.block.block_bytes);
+    uint64_t file_bytes = kvist_extent_file_bytes(tier->extent_bytes, record_bytes);
     if (file_bytes > tier->file_bytes_max) {
         tier->file_bytes_max = file_bytes;
     }
     /* Of its quota a tenant keeps room for an extent that takes what is carried over. */
     uint32_t tenant = request->pool->tenant;
+    if (kvist_extents_fits(tier->extents, tenant, record_bytes)) {
+        kvist_tier_waiting_resubmit(tier); /* carrying over has made an extent meanwhile */
+        return;
+    }
     uint64_t quota = 0;
     uint64_t own = kvist_extents_tenant_bytes(tier->extents, tenant, &quota);
-    bool over = quota != 0 && own + 2 * file_bytes > quota;
-    if (room >= (int64_t)file_bytes && !over) {
-        if (carry_room_first(tier, room + (int64_t)retired_bytes, file_bytes)) {
+    uint64_t spare_bytes = totals->spare_tenant == tenant ? totals->spare_bytes : 0;
+    uint64_t more_bytes = spare_bytes < file_bytes ? file_bytes - spare_bytes : 0;
+    bool over = quota != 0 && own + file_bytes + more_bytes > quota;
+    if (room >= (int64_t)more_bytes && !over) {
+        if (carry_room_first(tier, room + (int64_t)totals->retired_bytes, more_bytes)) {
             return;
         }
         keeper->step = KVIST_TIER_STEP_MAKE;
@@ -690,10 +698,14 @@ static void keep_waiting(struct kvist_tier *tier, int64_t room, uint64_t retired
         step_submit(keeper);
         return;
     }
-    if (tier->loading || (!over && room + (int64_t)retired_bytes >= (int64_t)file_bytes)) {
+    if (tier->loading || (!over && room + (int64_t)totals->retired_bytes >= (int64_t)more_bytes)) {
         return; /* room comes when the index is read, or when reads of removed files end */
     }
-    if (!reclaim(tier, tenant, over ? 2 * file_bytes : file_bytes, false) &&
+    if (!over && totals->spare_bytes > spare_bytes) {
+        spare_drop_start(tier); /* it is another tenant's */
+        return;
+    }
+    if (!reclaim(tier, tenant, over ? 2 * file_bytes : file_bytes, true) &&
         kvist_workers_pending(tier->workers) == 0) {
         struct kvist_error err;
         (void)kvist_error_set(&err, KVIST_NO_SPACE, 0, "tier", "no extent can be given up");
@@ -722,6 +734,26 @@ static bool sample_start(struct kvist_tier *tier)
     return true;
 }
 
+/* Ahead of need: room for the next extent, which the spare may give, and for one that takes what is
+ * carried over. And a tenant's quota, which may have been lowered. False: nothing is due. */
+static bool
+keep_room(struct kvist_tier *tier, int64_t room, const struct kvist_extents_totals *totals)
+{
+    const uint32_t nobody = KVIST_EXTENT_TENANT_NONE;
+    int64_t wanted = 2 * (int64_t)tier->file_bytes_max - (int64_t)totals->retired_bytes;
+    bool low = room + (int64_t)totals->spare_bytes < wanted ||
+               totals->extents > KVIST_EXTENTS_MAX - EXTENTS_SPARE;
+    if (low && reclaim(tier, nobody, 0, true)) {
+        return true;
+    }
+    uint32_t over = kvist_extents_over(tier->extents);
+    if (totals->spare_bytes > 0 && (room >= wanted || over == totals->spare_tenant)) {
+        spare_drop_start(tier);
+        return true;
+    }
+    return over != nobody && reclaim(tier, over, 0, false);
+}
+
 void kvist_tier_keep(struct kvist_tier *tier)
 {
     struct kvist_tier_keeper *keeper = tier->keeper;
@@ -737,9 +769,9 @@ void kvist_tier_keep(struct kvist_tier *tier)
         return;
     }
     kvist_extents_totals(tier->extents, &totals);
-    int64_t room = room_of(tier, &totals);
+    int64_t room = kvist_tier_room(tier, &totals);
     if (tier->waiting != NULL) {
-        keep_waiting(tier, room, totals.retired_bytes);
+        keep_waiting(tier, room, &totals);
         if (keeper->busy) {
             return;
         }
@@ -751,18 +783,7 @@ void kvist_tier_keep(struct kvist_tier *tier)
         (void)sample_start(tier);
         return;
     }
-    /* Ahead of need: room for the next extent, and for one that takes what is carried over. */
-    bool low = room + (int64_t)totals.retired_bytes < 2 * (int64_t)tier->file_bytes_max ||
-               totals.extents > KVIST_EXTENTS_MAX - EXTENTS_SPARE;
-    const uint32_t nobody = KVIST_EXTENT_TENANT_NONE;
-    if (low && reclaim(tier, nobody, 0, false)) {
-        return;
-    }
-    uint32_t over = kvist_extents_over(tier->extents); /* its quota was lowered */
-    if (over != nobody && reclaim(tier, over, 0, false)) {
-        return;
-    }
-    if (!tier->load_failed && reclaim(tier, nobody, 0, true)) {
+    if (keep_room(tier, room, &totals) || (!tier->load_failed && reclaim_empty(tier))) {
         return;
     }
     if (purge_start(tier)) {

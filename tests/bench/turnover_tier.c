@@ -44,8 +44,8 @@ static _Atomic uint64_t wanted; /* blocks that the rule would carry over, if the
 
 enum kvist_status __real_kvist_extents_drain(struct kvist_extents *extents, uint32_t number);
 enum kvist_status __wrap_kvist_extents_drain(struct kvist_extents *extents, uint32_t number);
-void __real_kvist_extents_retire(struct kvist_extents *extents, uint32_t number);
-void __wrap_kvist_extents_retire(struct kvist_extents *extents, uint32_t number);
+void __real_kvist_extents_retire(struct kvist_extents *extents, uint32_t number, bool keep);
+void __wrap_kvist_extents_retire(struct kvist_extents *extents, uint32_t number, bool keep);
 uint64_t __real_kvist_extent_filled_bytes(struct kvist_extents *extents,
                                           const struct kvist_extent *extent);
 uint64_t __wrap_kvist_extent_filled_bytes(struct kvist_extents *extents,
@@ -61,9 +61,9 @@ enum kvist_status __wrap_kvist_extents_drain(struct kvist_extents *extents, uint
     return __real_kvist_extents_drain(extents, number);
 }
 
-void __wrap_kvist_extents_retire(struct kvist_extents *extents, uint32_t number)
+void __wrap_kvist_extents_retire(struct kvist_extents *extents, uint32_t number, bool keep)
 {
-    __real_kvist_extents_retire(extents, number);
+    __real_kvist_extents_retire(extents, number, keep);
     size_t count = drops.count;
     if (count < DROPS_MAX) {
         drops.took_ns[count] = kvist_clock_now_ns() - drops.start_ns;
