@@ -16,6 +16,7 @@
 
 #define SOCKET_PATH_DEFAULT "/run/kvist/kvist.sock"
 #define PUMP_INTERVAL_MS    1000 /* the longest that the library's thread sleeps */
+#define AWAKE_US            100U /* the longest that a call of the data path waits awake */
 
 void *kvist_client_alloc(size_t count, size_t bytes)
 {
@@ -215,6 +216,21 @@ close_fds:
 free_client:
     free(client);
     return status;
+}
+
+/* --- Lock ---------------------------------------------------------------------------------- */
+
+void kvist_client_lock_soon(const struct kvist_client *client)
+{
+    uint64_t until_us = 0;
+    while (pthread_mutex_trylock(client->lock) != 0) {
+        uint64_t now_us = kvist_clock_now_us();
+        until_us = until_us == 0 ? now_us + AWAKE_US : until_us;
+        if (now_us >= until_us) {
+            (void)pthread_mutex_lock(client->lock);
+            return;
+        }
+    }
 }
 
 /* --- Destroy ------------------------------------------------------------------------------- */

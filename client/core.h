@@ -248,6 +248,13 @@ void *kvist_client_alloc(size_t count, size_t bytes);
 /** Make the client's fd readable, so that somebody pumps. Any thread. */
 void kvist_client_wake(struct kvist_client *client);
 
+/**
+ * Take `lock` for a call of the data path: wait awake before asleep. Who holds it is done in
+ * microseconds, unless it lost its processor; who sleeps is late by as long as a busy machine takes
+ * to run it again.
+ */
+void kvist_client_lock_soon(const struct kvist_client *client);
+
 /** Pump until done(ctx) or the deadline; waits for the client's thread where there is one. */
 enum kvist_status kvist_client_wait_for(struct kvist_client *client,
                                         bool (*done_locked)(const void *ctx),

@@ -216,7 +216,7 @@ enum kvist_status kvist_pool_take(struct kvist_pool *pool,
         return KVIST_INVALID;
     }
     size_t count = 0;
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     struct kvist_view *view = kvist_view_current_locked(pool);
     bool usable = view != NULL && client->link == KVIST_LINK_UP && pool->state == KVIST_POOL_OPEN &&
                   !client->broken;
@@ -281,7 +281,7 @@ static void end_take_locked(const struct kvist_pool *pool,
 void kvist_pool_untake(struct kvist_pool *pool, const struct kvist_take *takes, size_t take_count)
 {
     struct kvist_client *client = pool->client;
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     for (size_t index = 0; index < take_count; index++) {
         struct kvist_ticket *ticket = find_ticket_locked(pool, &takes[index]);
         if (client->current == NULL || takes[index].instance != client->current->instance) {
@@ -390,7 +390,7 @@ enum kvist_status kvist_pool_commit(struct kvist_pool *pool,
     enum kvist_status status = KVIST_OK;
     for (size_t done = 0; done < take_count;) {
         size_t batch = take_count - done < KVIST_BATCH_KEYS ? take_count - done : KVIST_BATCH_KEYS;
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         enum kvist_status posted = post_commit_locked(
             pool, takes + done, keys + done * KVIST_KEY_BYTES, batch, parent_tag, block_bytes);
         (void)pthread_mutex_unlock(client->lock);
@@ -407,7 +407,7 @@ enum kvist_status kvist_pool_pin(struct kvist_pool *pool, uint64_t instance)
 {
     struct kvist_client *client = pool->client;
     KVIST_CHECK_OR(pool->magic == KVIST_POOL_MAGIC, KVIST_BUG);
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
     struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
     if (view != NULL) {
@@ -420,7 +420,7 @@ enum kvist_status kvist_pool_pin(struct kvist_pool *pool, uint64_t instance)
 void kvist_pool_unpin(struct kvist_pool *pool, uint64_t instance)
 {
     struct kvist_client *client = pool->client;
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
     struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
     bool wakes = false;
@@ -438,7 +438,7 @@ void *kvist_pool_slot_address(struct kvist_pool *pool, uint64_t instance, uint32
 {
     struct kvist_client *client = pool->client;
     void *address = NULL;
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
     const struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
     if (view != NULL && slot < view->map.header.slot_max) {
@@ -460,7 +460,7 @@ enum kvist_status kvist_pool_mark(struct kvist_pool *pool, const struct kvist_ta
         return KVIST_INVALID;
     }
     enum kvist_status status = KVIST_STALE;
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, take->instance);
     if (epoch != NULL && take->ticket >= epoch->page_header.ticket_max) {
         status = KVIST_INVALID;

@@ -79,7 +79,7 @@ enum kvist_status kvist_pool_probe(struct kvist_pool *pool,
     for (size_t done = 0; done < key_count;) {
         size_t end = done + batch_of(done, key_count);
         uint64_t unmapped = 0;
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         const struct kvist_view *view = kvist_view_current_locked(pool);
         for (; done < end; done++) {
             struct found_block found;
@@ -243,7 +243,7 @@ void kvist_pool_touch(struct kvist_pool *pool, const uint8_t *keys, size_t key_c
     }
     while (key_count > 0) {
         uint64_t unmapped = 0;
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         const struct kvist_view *view = kvist_view_current_locked(pool);
         size_t batch = batch_of(0, key_count);
         while (batch-- > 0) {
@@ -279,12 +279,12 @@ enum kvist_status kvist_pool_acquire(struct kvist_pool *pool,
     size_t done = 0;
     while (done < key_count && stop == KVIST_PROBE_READY && !full) {
         size_t batch = batch_of(done, key_count);
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         done += acquire_locked(
             pool, keys + done * KVIST_KEY_BYTES, batch, leases_out + done, &stop, &full);
         (void)pthread_mutex_unlock(client->lock);
     }
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     touch_leases_locked(pool, leases_out, done);
     (void)pthread_mutex_unlock(client->lock);
     *lease_count_out = done;
@@ -316,7 +316,7 @@ void kvist_pool_release(struct kvist_pool *pool,
     struct kvist_client *client = pool->client;
     for (size_t done = 0; done < lease_count && client->schedules;) {
         size_t end = done + batch_of(done, lease_count);
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         for (; done < end; done++) {
             release_locked(pool, &leases[done]);
         }
@@ -373,7 +373,7 @@ kvist_pool_prefetch(struct kvist_pool *pool, const uint8_t *keys, size_t key_cou
     enum kvist_status status = KVIST_OK;
     for (size_t done = 0; done < key_count && status == KVIST_OK;) {
         size_t batch = batch_of(done, key_count);
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         status = post_prefetch_locked(pool, keys + done * KVIST_KEY_BYTES, batch);
         (void)pthread_mutex_unlock(client->lock);
         done += batch;
@@ -416,7 +416,7 @@ enum kvist_status kvist_pool_verify(struct kvist_pool *pool,
     uint8_t pool_id[KVIST_KEY_BYTES];
     uint64_t expected = 0;
     enum kvist_status status = KVIST_STALE;
-    (void)pthread_mutex_lock(client->lock);
+    kvist_client_lock_soon(client);
     const struct kvist_epoch *epoch = kvist_epoch_find_locked(client, instance);
     const struct kvist_view *view = epoch != NULL ? epoch->views[pool->index] : NULL;
     if (view != NULL && (slot >= view->map.header.slot_max || block_bytes > pool->slot_bytes)) {
@@ -432,7 +432,7 @@ enum kvist_status kvist_pool_verify(struct kvist_pool *pool,
     if (status == KVIST_OK &&
         kvist_checksum(address, block_bytes, kvist_key_checksum_seed(key, pool_id)) != expected) {
         status = KVIST_CORRUPT;
-        (void)pthread_mutex_lock(client->lock);
+        kvist_client_lock_soon(client);
         post_suspect_locked(pool, key, instance);
         (void)pthread_mutex_unlock(client->lock);
     }
