@@ -152,6 +152,7 @@ adopt(struct kvist_extents *extents, uint32_t number, struct kvist_error *err)
                                KVIST_EXTENTS_MAX);
     }
     extent->found = true;
+    atomic_store(&extent->dirty, true); /* who wrote it may have been killed before a sync */
     extent->state = KVIST_EXTENT_SEALED;
     extent->disk_bytes = kvist_extent_file_disk_bytes(fd, file_bytes);
     insert_locked(extents, extent);

@@ -418,11 +418,7 @@ enum kvist_status kvist_tier_read(struct kvist_tier *tier,
 static void sync_run(struct kvist_job *job)
 {
     struct kvist_tier_request *request = (struct kvist_tier_request *)job;
-    request->status = kvist_extents_sync(request->tier->extents, &request->err);
-    enum kvist_status status = kvist_tier_index_sync(request->tier->index, &request->err);
-    if (status != KVIST_OK) {
-        request->status = status;
-    }
+    request->status = kvist_tier_disk_sync(request->tier, &request->err);
 }
 
 static void sync_done(struct kvist_job *job)
@@ -646,10 +642,8 @@ void kvist_tier_close(struct kvist_tier **tier_inout)
     kvist_tier_waiting_fail(tier, KVIST_CLOSED);
     KVIST_CHECK(tier->in_flight == 0);
     /* What is not durable now is a miss after a power failure; there is no one left to tell. */
-    enum kvist_status extents_status = kvist_extents_sync(tier->extents, NULL);
-    enum kvist_status index_status = kvist_tier_index_sync(tier->index, NULL);
-    (void)extents_status;
-    (void)index_status;
+    enum kvist_status status = kvist_tier_disk_sync(tier, NULL);
+    (void)status;
     tier_free(tier_inout);
 }
 

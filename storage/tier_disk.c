@@ -411,3 +411,9 @@ uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier)
 {
     return tier->bytes_max / LARGEST_SHARE;
 }
+
+enum kvist_status kvist_tier_disk_sync(const struct kvist_tier *tier, struct kvist_error *err)
+{
+    enum kvist_status status = kvist_extents_sync(tier->extents, err);
+    return status == KVIST_OK ? kvist_tier_index_sync(tier->index, err) : status;
+}

@@ -177,6 +177,10 @@ KVIST_MUST_USE enum kvist_status kvist_tier_disk_sample(const struct kvist_tier 
  *  has grown. */
 int64_t kvist_tier_room(const struct kvist_tier *tier, const struct kvist_extents_totals *totals);
 
+/** Make all that is written durable: data before index. Worker, or when there are none. */
+KVIST_MUST_USE enum kvist_status kvist_tier_disk_sync(const struct kvist_tier *tier,
+                                                      struct kvist_error *err);
+
 /** Largest record that this tier takes. */
 uint64_t kvist_tier_record_bytes_max(const struct kvist_tier *tier);
 

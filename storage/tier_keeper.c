@@ -7,8 +7,7 @@
  * An extent is emptied in steps: carry over or drop a batch, tell the loop, and so on to its end;
  * then its file goes, or takes the next extent. Index first, file then: a crash between leaves a file
  * without entries, which the next start removes. Before a file is written over, the index is durable
- * without what was in it: else a power failure could bring entries back that lead to other bytes.
- * None would be believed, but all would count as corrupt.
+ * without what was in it: else, after a power failure, entries could lead to other bytes (corrupt).
  */
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
@@ -180,6 +179,8 @@ static void load_done(struct kvist_tier_keeper *keeper)
             keeper->blocks[kept++] = *block;
         }
     }
+    tier->since_count = 0; /* what waits has been compared with all of them */
+    tier->since_lost = false;
     if (kept > 0) {
         taken = tier->events.blocks_loaded(tier->ctx, keeper->blocks, kept);
         KVIST_CHECK(taken <= kept);
@@ -190,8 +191,6 @@ static void load_done(struct kvist_tier_keeper *keeper)
     if (tier->load_waits) {
         return;
     }
-    tier->since_count = 0;
-    tier->since_lost = false;
     if (!keeper->end) {
         step_submit(keeper);
         return;
@@ -354,7 +353,7 @@ static void reclaim_run(struct kvist_tier_keeper *keeper)
         kvist_extents_undrain(tier->extents, keeper->extent);
     } else if (keeper->walk.end) {
         bool keep = keeper->keep && !kvist_extents_has_spare(tier->extents) &&
-                    kvist_tier_index_sync(tier->index, NULL) == KVIST_OK;
+                    kvist_tier_disk_sync(tier, NULL) == KVIST_OK;
         kvist_extents_retire(tier->extents, keeper->extent, keep);
         keeper->end = true;
     }
@@ -688,8 +687,14 @@ keep_waiting(struct kvist_tier *tier, int64_t room, const struct kvist_extents_t
     uint64_t spare_bytes = totals->spare_tenant == tenant ? totals->spare_bytes : 0;
     uint64_t more_bytes = spare_bytes < file_bytes ? file_bytes - spare_bytes : 0;
     bool over = quota != 0 && own + file_bytes + more_bytes > quota;
+    int64_t to_come = room + (int64_t)totals->retired_bytes;
+    if (!over && totals->spare_bytes > spare_bytes &&
+        to_come < (int64_t)(more_bytes + tier->extent_bytes)) {
+        spare_drop_start(tier); /* another tenant's goes before anybody's blocks */
+        return;
+    }
     if (room >= (int64_t)more_bytes && !over) {
-        if (carry_room_first(tier, room + (int64_t)totals->retired_bytes, more_bytes)) {
+        if (carry_room_first(tier, to_come, more_bytes)) {
             return;
         }
         keeper->step = KVIST_TIER_STEP_MAKE;
@@ -698,12 +703,8 @@ keep_waiting(struct kvist_tier *tier, int64_t room, const struct kvist_extents_t
         step_submit(keeper);
         return;
     }
-    if (tier->loading || (!over && room + (int64_t)totals->retired_bytes >= (int64_t)more_bytes)) {
+    if (tier->loading || (!over && to_come >= (int64_t)more_bytes)) {
         return; /* room comes when the index is read, or when reads of removed files end */
-    }
-    if (!over && totals->spare_bytes > spare_bytes) {
-        spare_drop_start(tier); /* it is another tenant's */
-        return;
     }
     if (!reclaim(tier, tenant, over ? 2 * file_bytes : file_bytes, true) &&
         kvist_workers_pending(tier->workers) == 0) {

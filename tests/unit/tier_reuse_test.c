@@ -325,6 +325,35 @@ static void no_tenant_gets_anothers_file(void)
     reused_close(&reused);
 }
 
+/* A file that waits for its tenant goes when another one needs the room, and that one's wait then. */
+static void anothers_file_is_in_nobodys_way(void)
+{
+    struct reused reused = reuse();
+    struct kvist_tier_pool other = kvist_rig_pool(2, BLOCK_BYTES, 1);
+    (void)snprintf(other.tenant, sizeof(other.tenant), "other");
+    KVIST_TEST_STATUS(kvist_rig_put_pool(&rig, &other), KVIST_OK);
+    uint32_t used_again = 0;
+    for (uint64_t round = 0; round < 4; round++) {
+        uint32_t numbers[FILES_MAX];
+        int fds[FILES_MAX];
+        size_t count = list(numbers);
+        for (size_t index = 0; index < count; index++) {
+            fds[index] = extent_open(numbers[index]);
+        }
+        for (uint64_t number = 0; number < NUMBERS / 4; number++) {
+            KVIST_TEST_STATUS(kvist_rig_write(&rig, &other, number, 1 + round, BLOCK_BYTES),
+                              KVIST_OK);
+        }
+        for (size_t index = 0; index < count; index++) {
+            uint32_t number = fds[index] >= 0 ? number_of(fds[index]) : 0;
+            used_again += number != 0 && number != numbers[index];
+            (void)close(fds[index]);
+        }
+    }
+    KVIST_TEST_TRUE(used_again > 7); /* 6 when it stays until blocks have gone for it, else 10 */
+    reused_close(&reused);
+}
+
 int main(void)
 {
     static const struct kvist_unit_case cases[] = {
@@ -337,6 +366,7 @@ int main(void)
         {"an old header under the new name goes", an_old_header_under_the_new_name_goes},
         {"an old file that came back is empty", an_old_file_that_came_back_is_empty},
         {"no tenant gets another's file", no_tenant_gets_anothers_file},
+        {"another's file is in nobody's way", anothers_file_is_in_nobodys_way},
     };
     return kvist_unit_main("tier_reuse", cases, sizeof(cases) / sizeof(cases[0]), setup, teardown);
 }
