@@ -67,9 +67,9 @@ static const char *clear_failed_text(enum kvist_status status)
 {
     switch ((int)status) {
     case KVIST_UNAVAILABLE:
-        return "the blocks in memory are dropped; those of the NVMe tier come back with it, for "
-               "its "
-               "disk is in trouble (see kvistd's health): clear again then";
+        return "the blocks in memory are dropped; those of the NVMe tier go when its disk, which "
+               "is "
+               "in trouble (see kvistd's health), is back: clear again then to see that they did";
     case KVIST_BUSY:
         return "the NVMe tier has yet to read its index, or to write down earlier clears: clear "
                "again soon";
@@ -77,7 +77,9 @@ static const char *clear_failed_text(enum kvist_status status)
         return "the blocks are dropped, but the disk of nvme.path is too full to write this down, "
                "and a restart would bring those on it back: free a few MiB there, and clear again";
     default:
-        return "the clear could not be made durable; see kvistd's health and log";
+        return "the blocks are dropped, but this could not be written down (see kvistd's health "
+               "and "
+               "log): clear again when its state directory and nvme.path can be written";
     }
 }
 
@@ -171,14 +173,15 @@ static void clear_all(struct kvist_daemon *daemon, struct kvist_pending *pending
 }
 
 /* For a tier that does not hear of it. */
-static enum kvist_status note(struct kvist_daemon *daemon, const char *tenant)
+static enum kvist_status
+note(struct kvist_daemon *daemon, struct kvist_connection *connection, const char *tenant)
 {
     struct kvist_error err = KVIST_ERROR_INIT;
     if (kvist_store_tier_hears(daemon->store)) {
         return KVIST_OK;
     }
     enum kvist_status status = kvist_cleared_note(&daemon->cleared, tenant, &err);
-    if (status != KVIST_OK) {
+    if (status != KVIST_OK && kvist_connection_may_log(connection)) {
         kvist_log(KVIST_LOG_WARN, "a clear is not durable error=\"%s\"", err.text);
     }
     return status == KVIST_OK ? KVIST_OK : KVIST_SYSTEM; /* not a trouble of the tier's disk */
@@ -208,7 +211,7 @@ void kvist_dispatch_clear(struct kvist_daemon *daemon,
         return;
     }
     const char *of = connection->is_operator ? "" : connection->tenant;
-    enum kvist_status status = note(daemon, all ? of : kvist_store_pool_tenant(pool));
+    enum kvist_status status = note(daemon, connection, all ? of : kvist_store_pool_tenant(pool));
     pending->status = status;
     if (all) {
         clear_all(daemon, pending);

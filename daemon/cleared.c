@@ -1,5 +1,6 @@
 #include "daemon/cleared.h"
 
+#include "proto/base/clock.h"
 #include "proto/base/fault.h"
 #include "proto/base/log.h"
 
@@ -12,6 +13,7 @@
 
 #define NAME     KVIST_TIER_CLEARED_NAME
 #define NEW_NAME KVIST_TIER_CLEARED_NAME ".new"
+#define AGAIN_US 10000000U /* no peer has a bad disk asked more often */
 #define FILE_MAX (KVIST_CLEARED_MAX * (KVIST_TENANT_BYTES_MAX + 1) + 1)
 
 static void set_all(struct kvist_cleared *cleared)
@@ -89,17 +91,20 @@ static bool write_new(int directory_fd, const struct kvist_cleared *cleared)
     char text[FILE_MAX];
     size_t bytes = 0;
     for (uint32_t index = 0; index < cleared->count; index++) {
-        bytes += (size_t)snprintf(
-            text + bytes, sizeof(text) - bytes, "%s\n", cleared->tenants[index]);
+        bytes +=
+            (size_t)snprintf(text + bytes, sizeof(text) - bytes, "%s\n", cleared->tenants[index]);
     }
-    int fd = openat(
-        directory_fd, NEW_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd =
+        openat(directory_fd, NEW_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) {
         return false;
     }
+    errno = EIO; /* unless something says why */
     ssize_t written = kvist_fault_point("cleared.write") ? -1 : write(fd, text, bytes);
     bool good = written == (ssize_t)bytes && fsync(fd) == 0;
+    int code = errno;
     (void)close(fd);
+    errno = code;
     return good && renameat(directory_fd, NEW_NAME, directory_fd, NAME) == 0 &&
            fsync(directory_fd) == 0;
 }
@@ -110,12 +115,15 @@ kvist_cleared_note(struct kvist_cleared *cleared, const char *tenant, struct kvi
     if (cleared->directory[0] == '\0' || has(cleared, tenant)) {
         return KVIST_OK;
     }
+    uint64_t now_us = kvist_clock_now_us();
+    if (now_us < cleared->again_us) {
+        return kvist_error_set(err, KVIST_BUSY, 0, "cleared", "the last note of a clear failed");
+    }
     struct kvist_cleared more = *cleared;
     if (tenant[0] == '\0' || strchr(tenant, '\n') != NULL || more.count == KVIST_CLEARED_MAX) {
         set_all(&more);
     } else {
-        (void)snprintf(
-            more.tenants[more.count++], sizeof(more.tenants[0]), "%s", tenant);
+        (void)snprintf(more.tenants[more.count++], sizeof(more.tenants[0]), "%s", tenant);
     }
     int directory_fd = open(cleared->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool good = directory_fd >= 0 && write_new(directory_fd, &more);
@@ -124,6 +132,7 @@ kvist_cleared_note(struct kvist_cleared *cleared, const char *tenant, struct kvi
         (void)close(directory_fd);
     }
     if (!good) {
+        cleared->again_us = now_us + AGAIN_US;
         return kvist_error_set_errno(
             err, code, "cleared", "cannot note a clear in %.100s", cleared->directory);
     }
@@ -136,6 +145,7 @@ void kvist_cleared_forget(struct kvist_cleared *cleared)
     char path[PATH_MAX + sizeof(NAME) + 1];
     (void)snprintf(path, sizeof(path), "%s/" NAME, cleared->directory);
     if (cleared->count > 0 && (unlink(path) == 0 || errno == ENOENT)) {
-        cleared->count = 0; /* should it be there again after a crash, more is dropped than need be */
+        cleared->count =
+            0; /* should it be there again after a crash, more is dropped than need be */
     }
 }

@@ -16,12 +16,14 @@
 
 #include <kvist/error.h>
 #include <kvist/limits.h>
+
 #include <limits.h>
 
 #define KVIST_CLEARED_MAX 16U /* tenants; with more, all of them */
 
 struct kvist_cleared {
     char directory[PATH_MAX]; /* "": there is none */
+    uint64_t again_us;        /* a note failed: the next is tried then */
     uint32_t count;
     char tenants[KVIST_CLEARED_MAX][KVIST_TENANT_BYTES_MAX + 1];
 };
@@ -35,7 +37,8 @@ void kvist_cleared_tell(const struct kvist_cleared *cleared, struct kvist_store 
 /**
  * Write down that a tenant's pools ("": all) are cleared, durably.
  *
- * @return OK, also where nothing can be written; else what the disk says, and it is as before
+ * @return OK, also where there is no directory; BUSY: it failed within the last 10 s, and is not tried;
+ *         else what the disk says. Not OK: it is as before
  */
 KVIST_MUST_USE enum kvist_status
 kvist_cleared_note(struct kvist_cleared *cleared, const char *tenant, struct kvist_error *err);

@@ -279,6 +279,7 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
 static void leave_loop(struct kvist_daemon *daemon)
 {
     daemon->save_deadline_us = 0;
+    kvist_watch_clears(daemon); /* else the next start would drop what was just saved */
     (void)event_base_loopbreak(daemon->base);
 }
 

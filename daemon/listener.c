@@ -126,9 +126,9 @@ enum kvist_status kvist_listener_take_passed(struct kvist_listener *listener_out
 /* --- Made here ------------------------------------------------------------------------------- */
 
 static enum kvist_status
-open_lock(const char *path, const char *key, int *fd_out, struct kvist_error *err)
+open_lock(const char *path, int flags, const char *key, int *fd_out, struct kvist_error *err)
 {
-    *fd_out = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    *fd_out = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
     return *fd_out >= 0
                ? KVIST_OK
                : kvist_error_set_errno(err, errno, key, "%s: cannot make the lock %s", key, path);
@@ -144,7 +144,7 @@ static enum kvist_status lock_path(struct kvist_listener *listener, struct kvist
     char path[LOCK_PATH_BYTES];
     int fd = -1;
     name_lock(listener->path, path);
-    enum kvist_status status = open_lock(path, listener->key, &fd, err);
+    enum kvist_status status = open_lock(path, O_CREAT, listener->key, &fd, err);
     if (status != KVIST_OK) {
         return status;
     }
@@ -299,7 +299,7 @@ static enum kvist_status check_lock(const char *path, const char *key, struct kv
     if (lstat(lock, &info) != 0) {
         return KVIST_OK;
     }
-    enum kvist_status status = open_lock(lock, key, &fd, err);
+    enum kvist_status status = open_lock(lock, 0, key, &fd, err);
     if (status == KVIST_OK) {
         (void)close(fd);
     }

@@ -70,6 +70,13 @@ static void watch_blocks(struct kvist_daemon *daemon, uint64_t now_us)
         &daemon->corrupt_nvme, "nvme", stats.tier.corrupt_total, stats.tier.corrupt_pool, now_us);
 }
 
+void kvist_watch_clears(struct kvist_daemon *daemon)
+{
+    if (kvist_store_clears_are_durable(daemon->store)) {
+        kvist_cleared_forget(&daemon->cleared);
+    }
+}
+
 /* Say when health changes: once, where operators look. */
 void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us)
 {
@@ -78,9 +85,7 @@ void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us)
     }
     daemon->health_us = now_us;
     watch_tier(daemon);
-    if (kvist_store_clears_are_durable(daemon->store)) {
-        kvist_cleared_forget(&daemon->cleared);
-    }
+    kvist_watch_clears(daemon);
     watch_blocks(daemon, now_us);
     char health[KVIST_HEALTH_BYTES];
     kvist_metrics_health(&daemon->metrics, health);

@@ -14,6 +14,9 @@
 /** What a restart has cost, and what it has found. */
 void kvist_watch_adoption(const struct kvist_daemon *daemon);
 
+/** Forget what was cleared when the tier has dropped all of it. */
+void kvist_watch_clears(struct kvist_daemon *daemon);
+
 /** Look, once a second however often it is called. */
 void kvist_watch_health(struct kvist_daemon *daemon, uint64_t now_us);
 

@@ -218,8 +218,11 @@ class Disk(harness.Case):
     def test_read_only_while_it_serves(self):
         """As ext4 does when it finds a fault in itself; nobody else may while files are written."""
         daemon, engine = self.begin("remount-ro")
-        with open(f"/sys/fs/ext4/{self.device}/trigger_fs_error", "w", encoding="ascii") as file:
-            file.write("1")
+        try:
+            with open(f"/sys/fs/ext4/{self.device}/trigger_fs_error", "w", encoding="ascii") as file:
+                file.write("1")
+        except OSError as error:
+            self.skipTest(f"no fault can be made in ext4 here: {error}")
         self.goes_on(daemon, engine, 100)
         self.is_degraded(daemon, self.tier, "Read-only file system")
         status, _, error = daemon.tool("save")
