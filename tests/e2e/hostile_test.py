@@ -217,7 +217,8 @@ class Memory(harness.Case):
         self.assertGreaterEqual(daemon.metric("slots_granted"), taken)
         patient.process.send_signal(signal.SIGCONT)
         self.assertEqual(patient.ask("commit", 5), f"ok {taken}")
-        self.assertEqual(patient.ask("get", 5, taken), f"right {taken} miss 0 wrong 0")
+        wire.until(lambda: patient.ask("get", 5, taken) == f"right {taken} miss 0 wrong 0",
+                   "what it had posted is found")
         self.assertEqual(daemon.metric("checksum_mismatch_total"), 0)
         self.assertEqual(patient.close(), 0)
 
