@@ -67,8 +67,7 @@ static const char *clear_failed_text(enum kvist_status status)
 {
     switch ((int)status) {
     case KVIST_UNAVAILABLE:
-        return "the blocks in memory are dropped; those of the NVMe tier go when its disk, which "
-               "is "
+        return "the blocks in memory are dropped; those of the NVMe tier go when its disk, which is "
                "in trouble (see kvistd's health), is back: clear again then to see that they did";
     case KVIST_BUSY:
         return "the NVMe tier has yet to read its index, or to write down earlier clears: clear "
@@ -77,8 +76,7 @@ static const char *clear_failed_text(enum kvist_status status)
         return "the blocks are dropped, but the disk of nvme.path is too full to write this down, "
                "and a restart would bring those on it back: free a few MiB there, and clear again";
     default:
-        return "the blocks are dropped, but this could not be written down (see kvistd's health "
-               "and "
+        return "the blocks are dropped, but this could not be written down (see kvistd's health and "
                "log): clear again when its state directory and nvme.path can be written";
     }
 }

@@ -145,7 +145,7 @@ void kvist_cleared_forget(struct kvist_cleared *cleared)
     char path[PATH_MAX + sizeof(NAME) + 1];
     (void)snprintf(path, sizeof(path), "%s/" NAME, cleared->directory);
     if (cleared->count > 0 && (unlink(path) == 0 || errno == ENOENT)) {
-        cleared->count =
-            0; /* should it be there again after a crash, more is dropped than need be */
+        /* Should it be there again after a crash, more is dropped than need be. */
+        cleared->count = 0;
     }
 }

@@ -1,9 +1,6 @@
-"""What the benchmarks run beside kvistd, and what they say of the machine."""
-import datetime
+"""What the benchmarks run beside kvistd, and how they speak to it."""
 import json
-import os
 import pathlib
-import platform
 import re
 import subprocess
 import sys
@@ -38,14 +35,3 @@ def fio(kind: str, path: pathlib.Path, size: int, ms: int, block: int = 2 * MIB)
     ])
     job = json.loads(text[text.index("{"):])["jobs"][0]
     return (job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) / 1e9
-
-
-def machine() -> dict[str, str]:
-    cpu = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": f"{os.cpu_count()} x {cpu[1] if cpu else platform.machine()}",
-        "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}",
-        "kernel": platform.release(),
-        "load": "%.1f" % os.getloadavg()[0],
-    }
